@@ -1,0 +1,1 @@
+"""All-reduce algorithms behind one protocol, and the choice between them."""

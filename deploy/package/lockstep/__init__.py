@@ -1,0 +1,1 @@
+"""Lockstep: a multi-GPU decode worker for large language models."""

@@ -1,0 +1,1 @@
+"""How Lockstep is started, reached and watched; the only place that imports ray."""

@@ -1,0 +1,1 @@
+"""Which rank owns what, and what ranks must agree on."""

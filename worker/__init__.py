@@ -1,0 +1,1 @@
+"""What one rank does in a step, and the scheduler that plans it."""

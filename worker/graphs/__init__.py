@@ -1,0 +1,1 @@
+"""Which graph serves a batch (pure), and how it is captured and replayed."""

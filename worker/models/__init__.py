@@ -1,0 +1,1 @@
+"""Decoder models, without rank arithmetic."""

@@ -1,0 +1,1 @@
+"""The scheduler: plain Python with integers, no torch."""

@@ -1,0 +1,1 @@
+"""Checkpoint readers: safetensors, GGUF, dummy."""
