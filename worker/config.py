@@ -21,7 +21,7 @@ def _at_least(config: _Config, minimum: int, *fields: str) -> None:
             raise ValueError(f"{field} must be at least {minimum}, got {value}")
 
 
-class RopeScaling(_Config):
+class RopeScaling(_Config, frozen=True, kw_only=True):
     """Llama-3 style scaling of rotary frequencies, or "linear" by ``factor``."""
 
     kind: Literal["llama3", "linear"]
@@ -31,7 +31,7 @@ class RopeScaling(_Config):
     original_max_position_embeddings: int = 8192
 
 
-class ModelConfig(_Config):
+class ModelConfig(_Config, frozen=True, kw_only=True):
     """Shape of a dense decoder, whatever file it came from.
 
     ``sliding_window`` is a length in tokens (a query sees itself and window - 1 before it), or
@@ -66,7 +66,7 @@ class ModelConfig(_Config):
         return self.sliding_window
 
 
-class CacheConfig(_Config):
+class CacheConfig(_Config, frozen=True, kw_only=True):
     """KV cache. ``kv_cache_memory_bytes`` and ``num_gpu_blocks_override`` replace measuring."""
 
     block_size: int = 16
@@ -83,7 +83,7 @@ class CacheConfig(_Config):
             raise ValueError(f"gpu_memory_utilization must be in (0, 1], got {value}")
 
 
-class ScheduleConfig(_Config):
+class ScheduleConfig(_Config, frozen=True, kw_only=True):
     """Limits of a step and of the queue. ``run_ahead`` 0 is the plain loop."""
 
     max_num_seqs: int = 256
@@ -102,7 +102,7 @@ class ScheduleConfig(_Config):
         return self.run_ahead > 0
 
 
-class GraphConfig(_Config):
+class GraphConfig(_Config, frozen=True, kw_only=True):
     """``mode`` NONE is ``--enforce-eager``. Sizes None: the standard grid of ``graphs.grid``."""
 
     mode: GraphModeName = "FULL_AND_PIECEWISE"
@@ -110,7 +110,7 @@ class GraphConfig(_Config):
     max_capture_size: int | None = None
 
 
-class WorkerConfig(_Config):
+class WorkerConfig(_Config, frozen=True, kw_only=True):
     """Everything a rank needs besides its RankSpec. ``model_path`` is a local directory or file."""
 
     model: ModelConfig
