@@ -1,0 +1,203 @@
+"""Real processes for tests of ranks: ``run_ranks`` for results, ``rank_outcomes`` for deaths.
+
+The test process binds a TCPStore on port 0 and starts one process a rank. They come from a fork
+server that has imported torch and nothing else: a rank is a fresh process, without the two seconds
+that importing costs.
+"""
+
+import faulthandler
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+_HOST = "127.0.0.1"
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["torch", "torch.distributed"])
+
+
+@dataclass(frozen=True)
+class Rank:
+    """What ``fn`` gets first: its rank, the number of ranks, and where the store listens.
+
+    The default process group (gloo over that store) is up while ``fn`` runs.
+    """
+
+    rank: int
+    size: int
+    master_addr: str
+    master_port: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a rank ended: a value, an error with its traceback, or (neither) an exit code."""
+
+    value: Any = None
+    error: BaseException | None = None
+    traceback: str = ""
+    exit_code: int | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.error is None and self.exit_code is None
+
+
+class RankDied(RuntimeError):
+    """A rank's process ended before it gave a result."""
+
+
+def run_ranks(
+    fn: Callable[..., Any], size: int, *args: Any, timeout_s: float = 60, gloo: bool = True
+) -> list[Any]:
+    """Run ``fn(rank, *args)`` on ``size`` ranks and return the results in rank order.
+
+    ``fn`` must be importable (a top-level function of the test file). The first error, in order
+    of arrival, is raised here with its rank and traceback as a note; the other ranks are killed.
+    ``gloo`` False leaves ``torch.distributed`` uninitialised.
+    """
+    outcomes = _run(fn, size, args, timeout_s, gloo, stop_at_error=True)
+    return [outcome.value for outcome in outcomes]
+
+
+def rank_outcomes(
+    fn: Callable[..., Any], size: int, *args: Any, timeout_s: float = 60, gloo: bool = True
+) -> list[Outcome]:
+    """Like ``run_ranks``, but every rank may fail or die and how each ended is returned."""
+    return _run(fn, size, args, timeout_s, gloo, stop_at_error=False)
+
+
+def _run(
+    fn: Callable[..., Any], size: int, args: tuple[Any, ...], timeout_s: float, gloo: bool, *,
+    stop_at_error: bool,
+) -> list[Outcome]:  # fmt: skip
+    from torch.distributed import TCPStore
+
+    store = TCPStore(_HOST, 0, is_master=True, wait_for_workers=False)
+    with ExitStack() as stack:
+        pipes: dict[Connection, int] = {}
+        processes = []
+        for number in range(size):
+            rank = Rank(number, size, _HOST, store.port)
+            process, pipe = stack.enter_context(_started(fn, rank, args, timeout_s, gloo))
+            processes.append(process)
+            pipes[pipe] = number
+        outcomes = _collect(pipes, processes, time.monotonic() + timeout_s, stop_at_error)
+    return [outcomes[number] for number in range(size)]
+
+
+@contextmanager
+def _started(
+    fn: Callable[..., Any], rank: Rank, args: tuple[Any, ...], timeout_s: float, gloo: bool
+):
+    receiver, sender = _context.Pipe(duplex=False)
+    process = _context.Process(
+        target=_rank_main,
+        args=(sender, fn, rank, args, timeout_s, gloo, dict(os.environ)),
+        name=f"rank {rank.rank}",
+    )
+    process.start()
+    sender.close()
+    try:
+        yield process, receiver
+    finally:
+        process.kill()
+        process.join()
+        receiver.close()
+
+
+def _collect(
+    pipes: dict[Connection, int], processes: list[Any], deadline: float, stop_at_error: bool
+) -> dict[int, Outcome]:
+    outcomes: dict[int, Outcome] = {}
+    while len(outcomes) < len(pipes):
+        open_pipes = [pipe for pipe, number in pipes.items() if number not in outcomes]
+        ready = wait(open_pipes, timeout=max(0.0, deadline - time.monotonic()))
+        if not ready:
+            _fail_late([pipes[pipe] for pipe in open_pipes], processes)
+        for pipe in ready:
+            number = pipes[pipe]
+            outcomes[number] = _receive(pipe, processes[number])
+            if stop_at_error and not outcomes[number].ok:
+                _raise(number, outcomes[number])
+    return outcomes
+
+
+def _receive(pipe: Connection, process: Any) -> Outcome:
+    try:
+        return pipe.recv()
+    except EOFError:
+        process.join()
+        return Outcome(exit_code=process.exitcode)
+
+
+def _raise(number: int, outcome: Outcome) -> None:
+    if outcome.error is None:
+        raise RankDied(f"rank {number} exited with code {outcome.exit_code} and no result")
+    outcome.error.add_note(f"raised on rank {number}:\n{outcome.traceback}")
+    raise outcome.error
+
+
+def _fail_late(numbers: list[int], processes: list[Any]) -> None:
+    for number in numbers:
+        with suppress(ProcessLookupError):
+            os.kill(processes[number].pid, signal.SIGUSR1)
+    time.sleep(0.5)
+    raise TimeoutError(f"ranks {numbers} gave no result in time; their stacks are on stderr")
+
+
+def _rank_main(
+    pipe: Connection, fn: Callable[..., Any], rank: Rank, args: tuple[Any, ...],
+    timeout_s: float, gloo: bool, environment: dict[str, str],
+) -> None:  # fmt: skip
+    os.environ.update(environment)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    try:
+        if gloo:
+            _init_gloo(rank, timeout_s)
+        outcome = Outcome(value=fn(rank, *args))
+    except Exception as error:
+        outcome = Outcome(error=_picklable(error), traceback=traceback.format_exc())
+    pipe.send(outcome)
+    pipe.close()
+    sys.stdout.flush()
+    # Threads of a failed group may wait for peers for ever: leave without joining them.
+    os._exit(0)
+
+
+def _exit_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    wait([parent.sentinel])
+    os._exit(1)
+
+
+def _init_gloo(rank: Rank, timeout_s: float) -> None:
+    from datetime import timedelta
+
+    import torch
+    from torch import distributed
+
+    torch.set_num_threads(1)
+    store = distributed.TCPStore(rank.master_addr, rank.master_port, is_master=False)
+    distributed.init_process_group(
+        "gloo", store=store, rank=rank.rank, world_size=rank.size,
+        timeout=timedelta(seconds=timeout_s),
+    )  # fmt: skip
+
+
+def _picklable(error: Exception) -> BaseException:
+    try:
+        copy = pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error if type(copy) is type(error) else RuntimeError(str(error))
