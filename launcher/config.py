@@ -1,0 +1,118 @@
+"""What a user may set, named as vLLM names it, and how "auto" becomes concrete.
+
+``LaunchConfig`` is the single list: flags, TOML keys, help texts and the ``LLM`` class's keyword
+arguments are all made from it.
+"""
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from lockstep.launcher.errors import ConfigError
+from lockstep.launcher.strict import convert
+from lockstep.parallel.config import DpLockstep
+from lockstep.worker.config import GraphModeName
+
+Count = Annotated[int, Meta(ge=1)]
+Device = Literal["cpu", "cuda"]
+LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
+
+
+def _help(text: str) -> Meta:
+    return Meta(description=text)
+
+
+class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Every setting of an engine. None means: chosen from the model and the device.
+
+    Raises:
+        ValueError: settings that exclude each other.
+    """
+
+    model: Annotated[str, _help("directory, GGUF file, hub id, or 'smollm2'")]
+    served_model_name: Annotated[str | None, _help("name shown to clients")] = None
+    tokenizer: Annotated[str | None, _help("path to read the tokenizer from instead")] = None
+    chat_template: Annotated[str | None, _help("jinja file used instead of the model's")] = None
+    load_format: Annotated[LoadFormat, _help("'dummy': seeded random weights")] = "auto"
+    dtype: Annotated[
+        Literal["auto", "half", "float16", "bfloat16", "float", "float32"],
+        _help("auto: float32 on a CPU, the model's own on CUDA"),
+    ] = "auto"
+    device: Annotated[Literal["auto", "cuda", "cpu"], _help("auto: cuda if there is one")] = "auto"
+    seed: Annotated[int, _help("seed of dummy weights")] = 0
+
+    tensor_parallel_size: Annotated[Count, _help("ranks that share one copy of the model")] = 1
+    data_parallel_size: Annotated[Count, _help("copies of the model")] = 1
+    dp_lockstep: Annotated[DpLockstep, _help("which replicas take every step together")] = "auto"
+    verify_agreement: Annotated[
+        bool, _help("compare every step's agreement and tokens over all ranks")
+    ] = False
+    max_prefill_defer_steps: Annotated[
+        int, _help("steps a prefill may wait for other replicas of its lockstep group")
+    ] = 8
+    distributed_timeout_seconds: Annotated[float, Meta(gt=0), _help("deadline of a collective")] = (
+        60.0
+    )
+
+    max_model_len: Annotated[Count | None, _help("prompt and output tokens of a request")] = None
+    max_num_seqs: Annotated[Count | None, _help("requests in a batch, per replica")] = None
+    max_num_batched_tokens: Annotated[Count | None, _help("tokens in a step, per replica")] = None
+    max_num_queued_reqs: Annotated[Count | None, _help("requests refused above it")] = None
+    async_scheduling: Annotated[bool, _help("overlap planning with the device")] = True
+    run_ahead: Annotated[
+        int | None, _help("steps granted beyond the last committed one (2; 0: plain loop)")
+    ] = None
+
+    block_size: Annotated[Count, _help("tokens in a KV block")] = 16
+    gpu_memory_utilization: Annotated[float, _help("share of a GPU's memory to use")] = 0.9
+    kv_cache_memory_bytes: Annotated[
+        Count | None, _help("KV memory a rank (on a CPU 1 GiB unless given)")
+    ] = None
+    num_gpu_blocks_override: Annotated[int | None, _help("KV blocks, instead of measuring")] = None
+    enable_prefix_caching: Annotated[bool, _help("reuse KV blocks of equal prefixes")] = True
+
+    enforce_eager: Annotated[bool, _help("no graphs")] = False
+    cudagraph_mode: Annotated[GraphModeName | None, _help("which steps are graphs")] = None
+    cudagraph_capture_sizes: Annotated[
+        tuple[int, ...] | None, _help("sizes to capture, in tokens")
+    ] = None
+    max_cudagraph_capture_size: Annotated[int | None, _help("largest size of the grid")] = None
+    attention_backend: Annotated[str, _help("auto, reference or triton")] = "auto"
+    all_reduce: Annotated[str, _help("algorithm of all-reduces")] = "auto"
+
+    def __post_init__(self) -> None:
+        if self.enforce_eager and self.cudagraph_mode not in (None, "NONE"):
+            raise ValueError(f"enforce_eager excludes cudagraph_mode={self.cudagraph_mode}")
+        if not self.async_scheduling and self.run_ahead:
+            raise ValueError(f"run_ahead={self.run_ahead} needs async_scheduling")
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Keys of a TOML file as field names; ``max-num-seqs`` is read as ``max_num_seqs``.
+
+    Raises:
+        ConfigError: the file cannot be read or is not TOML; names the file.
+    """
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--config {path}: {error}") from None
+    return {key.replace("-", "_"): value for key, value in data.items()}
+
+
+def build_config(given: dict[str, Any], file: Path | None = None) -> LaunchConfig:
+    """Settings of ``file`` overridden by those ``given``.
+
+    Raises:
+        ConfigError: names the field, the value and the limit.
+    """
+    settings = {**(read_toml(file) if file else {}), **given}
+    if "model" not in settings:
+        raise ConfigError("model is required: pass --model, or set it in the --config file")
+    try:
+        return convert(settings, LaunchConfig)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None

@@ -1,0 +1,70 @@
+"""Command-line flags made from the fields of a struct, so that each setting is written once."""
+
+import argparse
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+SHORT = {"tensor_parallel_size": "-tp", "data_parallel_size": "-dp"}
+_SCALARS: dict[type[inspect.Type], type] = {
+    inspect.IntType: int,
+    inspect.FloatType: float,
+    inspect.StrType: str,
+}
+
+
+def add_flags(
+    parser: argparse.ArgumentParser, struct: type[msgspec.Struct], skip: tuple[str, ...] = ()
+) -> None:
+    """One ``--flag-name`` a field. Flags that are not given leave nothing in the namespace."""
+    info = inspect.type_info(struct)
+    assert isinstance(info, inspect.StructType)
+    for field in info.fields:
+        if field.name not in skip:
+            names = [f"--{field.name.replace('_', '-')}"]
+            names += [SHORT[field.name]] if field.name in SHORT else []
+            parser.add_argument(*names, dest=field.name, **_options(field))
+
+
+def given(namespace: argparse.Namespace, struct: type[msgspec.Struct]) -> dict[str, Any]:
+    """The fields of ``struct`` that the command line set."""
+    values = vars(namespace)
+    return {name: values[name] for name in struct.__struct_fields__ if name in values}
+
+
+def _options(field: inspect.Field) -> dict[str, Any]:
+    type_, text = _unwrap(field.type)
+    if field.default not in (msgspec.NODEFAULT, None):
+        text = f"{text} (default {_shown(field.default)})".strip()
+    options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": text.replace("%", "%%")}
+    if isinstance(type_, inspect.BoolType):
+        return options | {"action": argparse.BooleanOptionalAction}
+    if isinstance(type_, inspect.LiteralType):
+        return options | {"choices": type_.values}
+    if isinstance(type_, inspect.VarTupleType):
+        item, _ = _unwrap(type_.item_type)
+        return options | {"nargs": "+", **_scalar(item)}
+    return options | _scalar(type_)
+
+
+def _scalar(type_: inspect.Type) -> dict[str, Any]:
+    kind = _SCALARS[type(type_)]
+    return {"type": kind, "metavar": {int: "N", float: "X", str: "TEXT"}[kind]}
+
+
+def _unwrap(type_: inspect.Type) -> tuple[inspect.Type, str]:
+    """The type behind its description and behind ``| None``."""
+    text = ""
+    if isinstance(type_, inspect.Metadata):
+        text = str((type_.extra_json_schema or {}).get("description", ""))
+        type_ = type_.type
+    if isinstance(type_, inspect.UnionType):
+        (type_,) = [t for t in type_.types if not isinstance(t, inspect.NoneType)]
+        inner, more = _unwrap(type_)
+        return inner, text or more
+    return type_, text
+
+
+def _shown(default: object) -> str:
+    return ("on" if default else "off") if isinstance(default, bool) else str(default)

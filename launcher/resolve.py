@@ -1,0 +1,201 @@
+"""From what the user set to what a rank is given: reads the model's files, makes "auto" concrete.
+
+``plan_worker`` is pure; ``resolve`` adds the looking around (is there a GPU, what is the model).
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from lockstep.launcher.config import Device, LaunchConfig
+from lockstep.launcher.engine import Progress
+from lockstep.launcher.errors import ConfigError
+from lockstep.parallel.config import ParallelConfig
+from lockstep.worker.config import (
+    CacheConfig,
+    Dtype,
+    GraphConfig,
+    ModelConfig,
+    ScheduleConfig,
+    WorkerConfig,
+)
+
+if TYPE_CHECKING:
+    from lockstep.worker.weights.generation import GenerationDefaults
+
+CPU_KV_BYTES = 1 << 30
+RUN_AHEAD = 2
+_DTYPES: dict[str, Dtype] = {"half": "float16", "float": "float32"}
+
+
+class DeviceDefaults(msgspec.Struct, frozen=True):
+    """Limits when the user sets none. A CPU rank captures its sizes at a second each."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+
+
+DEFAULTS: dict[Device, DeviceDefaults] = {
+    "cpu": DeviceDefaults(max_num_seqs=16, max_num_batched_tokens=512, max_model_len=4096),
+    "cuda": DeviceDefaults(max_num_seqs=256, max_num_batched_tokens=8192, max_model_len=32768),
+}
+
+
+class Resolved(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine's whole configuration, nothing left to choose. ``notes`` tell what was chosen."""
+
+    launch: LaunchConfig
+    worker: WorkerConfig
+    device: Device
+    served_model_name: str
+    generation: "GenerationDefaults"
+    notes: tuple[str, ...] = ()
+
+    @property
+    def world_size(self) -> int:
+        return self.worker.parallel.world_size
+
+
+def cuda_is_available() -> bool:
+    """Ask torch; imported only here, since the front end needs it for nothing else."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def resolve(
+    config: LaunchConfig,
+    *,
+    progress: Progress | None = None,
+    has_cuda: Callable[[], bool] = cuda_is_available,
+) -> Resolved:
+    """Fetch the model if need be, read its shape, and fix every setting.
+
+    Raises:
+        ConfigError: the model cannot be found or served, or settings do not fit it.
+    """
+    from lockstep.worker.weights.generation import read_generation_defaults
+    from lockstep.worker.weights.model_config import model_config_from
+    from lockstep.worker.weights.resolve import resolve_model
+
+    device: Device = config.device if config.device != "auto" else _detect(has_cuda)
+    try:
+        path = str(resolve_model(config.model, progress=progress))
+        model = model_config_from(path)
+        worker, notes = plan_worker(config, model=model, path=path, device=device)
+        generation = read_generation_defaults(path)
+    except (ValueError, OSError) as error:
+        raise ConfigError(str(error)) from error
+    return Resolved(
+        launch=config,
+        worker=worker,
+        device=device,
+        served_model_name=config.served_model_name or config.model,
+        generation=generation,
+        notes=notes,
+    )
+
+
+def _detect(has_cuda: Callable[[], bool]) -> Device:
+    return "cuda" if has_cuda() else "cpu"
+
+
+def plan_worker(
+    config: LaunchConfig, *, model: ModelConfig, path: str, device: Device
+) -> tuple[WorkerConfig, tuple[str, ...]]:
+    """Pure: the worker's configuration, and a note for every limit chosen here.
+
+    Raises:
+        ValueError: names the setting, its value and the limit.
+    """
+    schedule, notes = _schedule(config, model, DEFAULTS[device])
+    worker = WorkerConfig(
+        model=model,
+        parallel=_parallel(config),
+        cache=_cache(config, device),
+        schedule=schedule,
+        graph=_graph(config),
+        model_path=path,
+        load_format=config.load_format,
+        dtype=_dtype(config, model, device),
+        attention_backend=config.attention_backend,
+        all_reduce=config.all_reduce,
+        seed=config.seed,
+    )
+    return worker, notes
+
+
+def _parallel(config: LaunchConfig) -> ParallelConfig:
+    return ParallelConfig(
+        tp_size=config.tensor_parallel_size,
+        dp_size=config.data_parallel_size,
+        dp_lockstep=config.dp_lockstep,
+        verify_agreement=config.verify_agreement,
+        timeout_s=config.distributed_timeout_seconds,
+    )
+
+
+def _cache(config: LaunchConfig, device: Device) -> CacheConfig:
+    kv_bytes = config.kv_cache_memory_bytes
+    if device == "cpu" and kv_bytes is None:
+        kv_bytes = CPU_KV_BYTES
+    return CacheConfig(
+        block_size=config.block_size,
+        gpu_memory_utilization=config.gpu_memory_utilization,
+        kv_cache_memory_bytes=kv_bytes,
+        num_gpu_blocks_override=config.num_gpu_blocks_override,
+        enable_prefix_caching=config.enable_prefix_caching,
+    )
+
+
+def _schedule(
+    config: LaunchConfig, model: ModelConfig, defaults: DeviceDefaults
+) -> tuple[ScheduleConfig, tuple[str, ...]]:
+    length, notes = _max_model_len(config.max_model_len, model, defaults)
+    seqs = config.max_num_seqs or defaults.max_num_seqs
+    tokens = config.max_num_batched_tokens or max(defaults.max_num_batched_tokens, seqs)
+    if tokens < seqs:
+        raise ValueError(
+            f"max_num_batched_tokens must be at least max_num_seqs={seqs}, got {tokens}: "
+            "a step decodes one token for each request"
+        )
+    run_ahead = RUN_AHEAD if config.run_ahead is None else config.run_ahead
+    schedule = ScheduleConfig(
+        max_num_seqs=seqs,
+        max_num_batched_tokens=tokens,
+        max_model_len=length,
+        run_ahead=run_ahead if config.async_scheduling else 0,
+        max_prefill_defer_steps=config.max_prefill_defer_steps,
+        max_queued_requests=config.max_num_queued_reqs,
+    )
+    return schedule, notes
+
+
+def _max_model_len(
+    asked: int | None, model: ModelConfig, defaults: DeviceDefaults
+) -> tuple[int, tuple[str, ...]]:
+    limit = model.max_position_embeddings
+    if asked is not None and asked > limit:
+        raise ValueError(f"max_model_len must be at most the model's {limit}, got {asked}")
+    if asked is not None or limit <= defaults.max_model_len:
+        return asked or limit, ()
+    length = defaults.max_model_len
+    return length, (f"max_model_len {length} of the model's {limit} (--max-model-len sets it)",)
+
+
+def _graph(config: LaunchConfig) -> GraphConfig:
+    if config.enforce_eager:
+        return GraphConfig(mode="NONE")
+    return GraphConfig(
+        mode=config.cudagraph_mode or "FULL_AND_PIECEWISE",
+        capture_sizes=config.cudagraph_capture_sizes,
+        max_capture_size=config.max_cudagraph_capture_size,
+    )
+
+
+def _dtype(config: LaunchConfig, model: ModelConfig, device: Device) -> Dtype:
+    if config.dtype == "auto":
+        return "float32" if device == "cpu" else model.dtype
+    return _DTYPES.get(config.dtype) or msgspec.convert(config.dtype, Dtype)

@@ -1,0 +1,42 @@
+"""Plain data (TOML, JSON, flags) into structs, with errors that name field, value and limit."""
+
+import re
+from difflib import get_close_matches
+from typing import Any, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+_SHOWN = 80
+
+
+def convert(data: dict[str, Any], into: type[T]) -> T:
+    """Build ``into`` from ``data``; types must match exactly (an int may stand for a float).
+
+    Raises:
+        ValueError: an unknown key, a wrong type, or a value out of range; names field and value.
+    """
+    fields = [f.encode_name for f in msgspec.structs.fields(into)]  # type: ignore[arg-type]
+    for key in data:
+        if key not in fields:
+            raise ValueError(f"unknown field {key!r}{_suggestion(key, fields)}")
+    try:
+        return msgspec.convert(data, into, strict=True, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise ValueError(_explain(str(error), data)) from None
+
+
+def _suggestion(key: str, fields: list[str]) -> str:
+    close = get_close_matches(str(key), fields, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(fields)}"
+
+
+def _explain(message: str, data: dict[str, Any]) -> str:
+    found = re.fullmatch(r"(?P<what>.*) - at `\$\.(?P<field>\w+)(?P<rest>.*)`", message, re.S)
+    if found is None:
+        return message
+    field = found["field"]
+    value = repr(data.get(field))
+    shown = value if len(value) <= _SHOWN else value[:_SHOWN] + "..."
+    what = found["what"][0].lower() + found["what"][1:]
+    return f"{field}{found['rest']}: {what}; the value is {shown}"
