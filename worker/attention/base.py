@@ -1,0 +1,84 @@
+"""What an attention backend must do, and the registry that finds one by name."""
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from lockstep.worker.forward import AttentionMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSizes:
+    """The largest a rank will ask for: workspaces are allocated once from it, before capture."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    max_num_reqs: int
+    max_num_tokens: int
+    max_model_len: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+class AttentionBackend(Protocol):
+    """Stores this step's keys and values, then attends through the block table, causally."""
+
+    name: str
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        layer_kv: tuple[Tensor, Tensor],
+        metadata: AttentionMetadata,
+        *,
+        scale: float,
+        window: int | None,
+        out: Tensor,
+    ) -> None:
+        """Write the attention of ``q`` into ``out``.
+
+        The last query of a row stands at ``context_lens - 1``. Tokens beyond
+        ``query_start_loc[-1]`` get zeros. The result does not depend on what lies in slots
+        outside live contexts, NaN included.
+
+        Args:
+            q, out: [num_tokens, num_heads, head_dim].
+            k, v: [num_tokens, num_kv_heads, head_dim], stored at ``metadata.slots``.
+            layer_kv: the layer's cache, each [num_blocks, block_size, num_kv_heads, head_dim].
+            window: how many tokens a query sees, itself included; None for all.
+        """
+        ...
+
+
+_BACKENDS = {
+    "reference": "lockstep.worker.attention.reference:ReferenceAttention",
+    "triton": "lockstep.worker.attention.triton:TritonAttention",
+}
+
+
+def resolve_backend(name: str, device: torch.device) -> str:
+    """The backend that ``name`` means on this device.
+
+    Raises:
+        ValueError: no backend has this name.
+    """
+    if name == "auto":
+        return "triton" if device.type == "cuda" else "reference"
+    if name not in _BACKENDS:
+        known = ", ".join(["auto", *_BACKENDS])
+        raise ValueError(f"attention_backend must be one of {known}, got {name!r}")
+    return name
+
+
+def create_backend(name: str, sizes: AttentionSizes) -> AttentionBackend:
+    """Import the backend's module and build it; only the one that is used gets imported."""
+    module, _, class_name = _BACKENDS[resolve_backend(name, sizes.device)].partition(":")
+    backend: AttentionBackend = getattr(import_module(module), class_name)(sizes)
+    return backend
