@@ -1,0 +1,77 @@
+"""Embedding and LM head, split over the vocabulary."""
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lockstep.parallel.placement import Placement
+from lockstep.parallel.shard import vocab_shard
+from lockstep.parallel.weight_shard import WeightShard
+
+
+class VocabParallelEmbedding(nn.Module):
+    """Token ids [num_tokens] to vectors [num_tokens, hidden_size], equal on all ranks.
+
+    A rank's table has a zero row on either side of its own: ids of other ranks are clamped onto
+    them, so the sum over ranks needs no mask.
+    """
+
+    def __init__(self, vocab_size: int, hidden_size: int, place: Placement) -> None:
+        super().__init__()
+        self.tp = place.tp
+        self.shape = (vocab_size, hidden_size)
+        self.shard = vocab_shard(vocab_size, self.tp.size, self.tp.rank)
+        self.start = self.tp.rank * self.shard.local_size
+        self.table = place.parameter(self.shard.local_size + 2, hidden_size)
+
+    @property
+    def weight(self) -> Tensor:
+        """This rank's rows, [vocab_local, hidden_size]."""
+        return self.table[1:-1]
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        if self.tp.size == 1:
+            return F.embedding(token_ids, self.weight)
+        before = self.start - 1
+        rows = token_ids.clamp(before, self.start + self.shard.local_size) - before
+        return self.tp.all_reduce(F.embedding(rows, self.table))
+
+    def weight_shards(self, name: str) -> Iterator[WeightShard]:
+        yield WeightShard(f"{name}.weight", self.shape, self.weight, self.shard)
+
+
+class ParallelLMHead(nn.Module):
+    """Hidden [n, hidden_size] to this rank's logits [n, vocab_local] in float32.
+
+    Columns past the vocabulary are -inf, so no sampler can choose them, however low the others.
+    A tied head reads the embedding's rows and has no weight of its own.
+    """
+
+    def __init__(self, embedding: VocabParallelEmbedding, *, tied: bool) -> None:
+        super().__init__()
+        self.shape = embedding.shape
+        self.start = embedding.start
+        self.shard = embedding.shard
+        self.num_real = sum(piece.length for piece in self.shard.pieces)
+        self.tied = tied
+        rows = embedding.weight
+        self.weight = rows if tied else nn.Parameter(torch.zeros_like(rows), requires_grad=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        logits = _matmul_float32(hidden, self.weight)
+        if self.num_real < self.shard.local_size:
+            logits[:, self.num_real :] = float("-inf")
+        return logits
+
+    def weight_shards(self, name: str) -> Iterator[WeightShard]:
+        if not self.tied:
+            yield WeightShard(f"{name}.weight", self.shape, self.weight, self.shard)
+
+
+def _matmul_float32(x: Tensor, weight: Tensor) -> Tensor:
+    """x @ weight.T without rounding the sums to a half type where the device can."""
+    if x.is_cuda and x.dtype != torch.float32:
+        return torch.mm(x, weight.t(), out_dtype=torch.float32)
+    return F.linear(x, weight).float()

@@ -1,0 +1,154 @@
+"""Which part of a weight a rank keeps: arithmetic only, no torch, no communication.
+
+Heads that do not divide. If the ranks are a multiple of the kv heads, each kv head is replicated
+and the query heads of its group are padded to equal shares. Otherwise zero groups are added until
+the groups divide. Padded heads have zero weights, so they change no sum, and every rank holds the
+same shapes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Piece(NamedTuple):
+    """A run of rows (or columns): where it starts in the checkpoint and in the rank's shard."""
+
+    source: int
+    target: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The part of one dim that a rank keeps. What no piece covers is zero."""
+
+    dim: int
+    full_size: int
+    local_size: int
+    pieces: tuple[Piece, ...]
+
+
+def split_range(size: int, tp_size: int, rank: int, *, what: str = "size") -> tuple[int, int]:
+    """(start, stop) of a rank's equal share.
+
+    Raises:
+        ValueError: ``size`` does not divide; the message names ``what`` and both numbers.
+    """
+    share, rest = divmod(size, tp_size)
+    if rest:
+        raise ValueError(f"{what} {size} cannot be split over {tp_size} tensor-parallel ranks")
+    return rank * share, (rank + 1) * share
+
+
+def padded_vocab(vocab_size: int, tp_size: int) -> int:
+    """The vocabulary rounded up to a multiple of the ranks."""
+    return -(-vocab_size // tp_size) * tp_size
+
+
+def even_shard(size: int, tp_size: int, rank: int, *, dim: int = 0, what: str = "size") -> Shard:
+    """Equal shares of a dim that must divide."""
+    start, stop = split_range(size, tp_size, rank, what=what)
+    return Shard(dim, size, stop - start, (Piece(start, 0, stop - start),))
+
+
+def whole_shard(size: int) -> Shard:
+    """What every rank keeps in full, along dim 0."""
+    return Shard(0, size, size, (Piece(0, 0, size),))
+
+
+def vocab_shard(vocab_size: int, tp_size: int, rank: int) -> Shard:
+    """A rank's rows of the padded vocabulary; the rows past the vocabulary are zero."""
+    start, stop = split_range(padded_vocab(vocab_size, tp_size), tp_size, rank)
+    kept = max(0, min(stop, vocab_size) - start)
+    pieces = (Piece(start, 0, kept),) if kept else ()
+    return Shard(0, vocab_size, stop - start, pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadLayout:
+    """Attention heads over ranks. On a rank, query head i attends kv head i // query_share.
+
+    Raises:
+        ValueError: the heads are not in equal groups, or there are more ranks than query heads.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    tp_size: int
+
+    def __post_init__(self) -> None:
+        heads, kv_heads, tp_size = self.num_heads, self.num_kv_heads, self.tp_size
+        if min(heads, kv_heads, tp_size) < 1:
+            raise ValueError(f"need at least 1, got {heads=}, {kv_heads=}, {tp_size=}")
+        if heads % kv_heads:
+            raise ValueError(f"num_heads {heads} is not a multiple of num_kv_heads {kv_heads}")
+        if tp_size > heads:
+            raise ValueError(
+                f"num_heads {heads} cannot be split over {tp_size} tensor-parallel ranks"
+            )
+
+    @property
+    def group_size(self) -> int:
+        """Query heads of one kv head in the checkpoint."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def num_replicas(self) -> int:
+        """Ranks that hold the same kv head."""
+        replicas, rest = divmod(self.tp_size, self.num_kv_heads)
+        return 1 if rest else replicas
+
+    @property
+    def num_kv_heads_local(self) -> int:
+        return -(-self.num_kv_heads * self.num_replicas // self.tp_size)
+
+    @property
+    def query_share(self) -> int:
+        """Query heads beside each kv head of a rank, padding included."""
+        return -(-self.group_size // self.num_replicas)
+
+    @property
+    def num_heads_local(self) -> int:
+        return self.num_kv_heads_local * self.query_share
+
+    def kv_heads(self, rank: int) -> tuple[int | None, ...]:
+        """Checkpoint kv head of each local kv head; None is a zero head."""
+        first = rank * self.num_kv_heads_local
+        places = range(first, first + self.num_kv_heads_local)
+        heads = (place // self.num_replicas for place in places)
+        return tuple(head if head < self.num_kv_heads else None for head in heads)
+
+    def query_heads(self, rank: int) -> tuple[int | None, ...]:
+        """Checkpoint query head of each local query head; None is a zero head."""
+        first = rank % self.num_replicas * self.query_share
+        return tuple(
+            head * self.group_size + offset
+            if head is not None and offset < self.group_size
+            else None
+            for head in self.kv_heads(rank)
+            for offset in range(first, first + self.query_share)
+        )
+
+    def query_shard(self, rank: int, head_dim: int, *, dim: int = 0) -> Shard:
+        return _head_shard(self.query_heads(rank), self.num_heads, head_dim, dim)
+
+    def kv_shard(self, rank: int, head_dim: int) -> Shard:
+        return _head_shard(self.kv_heads(rank), self.num_kv_heads, head_dim, 0)
+
+
+def _head_shard(heads: Sequence[int | None], num_heads: int, head_dim: int, dim: int) -> Shard:
+    pieces: list[Piece] = []
+    for place, head in enumerate(heads):
+        if head is not None:
+            _append(pieces, Piece(head * head_dim, place * head_dim, head_dim))
+    return Shard(dim, num_heads * head_dim, len(heads) * head_dim, tuple(pieces))
+
+
+def _append(pieces: list[Piece], piece: Piece) -> None:
+    """Join neighbours, so that a rank reads one run of rows where it can."""
+    last = pieces[-1] if pieces else Piece(-1, -1, 0)
+    if (last.source + last.length, last.target + last.length) == (piece.source, piece.target):
+        pieces[-1] = last._replace(length=last.length + piece.length)
+    else:
+        pieces.append(piece)

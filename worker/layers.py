@@ -1,0 +1,128 @@
+"""Layers of a decoder without rank arithmetic: norm, rotary embedding, activation, attention."""
+
+import math
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lockstep.parallel.placement import Placement
+from lockstep.parallel.weight_shard import WeightShard, replicated
+from lockstep.worker.attention.base import AttentionBackend
+from lockstep.worker.config import RopeScaling
+from lockstep.worker.forward import ForwardInputs
+from lockstep.worker.kv_cache import KVCache
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm over the last dim, computed in float32, rounded once."""
+
+    def __init__(self, size: int, eps: float, place: Placement) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = place.parameter(size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return (wide * scale * self.weight).to(x.dtype)
+
+    def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(normed, new residual) of ``x + residual``; None counts as zero."""
+        total = x if residual is None else x + residual
+        return self.forward(total), total
+
+    def weight_shards(self, name: str) -> Iterator[WeightShard]:
+        yield replicated(f"{name}.weight", self.weight)
+
+
+class SiluAndMul(nn.Module):
+    """[n, 2 * size] gate and up to silu(gate) * up, [n, size]."""
+
+    def forward(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+
+def rotary_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> Tensor:
+    """Radians per position of each pair of dims, [head_dim / 2] float32."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    frequencies = 1.0 / theta**exponents
+    if scaling is None:
+        return frequencies
+    if scaling.kind == "linear":
+        return frequencies / scaling.factor
+    return _llama3_frequencies(frequencies, scaling)
+
+
+def _llama3_frequencies(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
+    """Long waves are stretched by ``factor``, short ones kept, those between interpolated."""
+    turns = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    keep = ((turns - low) / (high - low)).clamp(0, 1)
+    return frequencies * (keep + (1 - keep) / scaling.factor)
+
+
+class RotaryEmbedding(nn.Module):
+    """Rotates halves of each head by position, in place.
+
+    The table is [max_positions, head_dim] float32: cosines, then sines.
+    """
+
+    def __init__(
+        self,
+        head_dim: int,
+        max_positions: int,
+        *,
+        theta: float,
+        scaling: RopeScaling | None,
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        positions = torch.arange(max_positions, dtype=torch.float32)
+        angles = torch.outer(positions, rotary_frequencies(head_dim, theta, scaling))
+        table = torch.cat([angles.cos(), angles.sin()], dim=-1).to(device)
+        self.register_buffer("cos_sin", table, persistent=False)
+        self.cos_sin: Tensor
+
+    def forward(self, q: Tensor, k: Tensor, positions: Tensor) -> None:
+        """q and k are [num_tokens, heads, head_dim]."""
+        cos, sin = self.cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
+        for x in (q, k):
+            first, second = x.float().chunk(2, dim=-1)
+            turned = (first * cos - second * sin, second * cos + first * sin)
+            x.copy_(torch.cat(turned, dim=-1))
+
+
+class Attention(nn.Module):
+    """The one place where a model calls its attention backend.
+
+    A backend that must stay outside a graph segment is wrapped; the model does not notice.
+    """
+
+    def __init__(
+        self, layer_id: int, backend: AttentionBackend, *, scale: float, window: int | None
+    ) -> None:
+        super().__init__()
+        self.layer_id = layer_id
+        self.backend = backend
+        self.scale = scale
+        self.window = window
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, inputs: ForwardInputs, kv: KVCache
+    ) -> Tensor:
+        """q, k, v [num_tokens, heads, head_dim], rows may be strided; returns one like q, dense."""
+        out = torch.empty(q.shape, device=q.device, dtype=q.dtype)
+        self.backend.forward(
+            q,
+            k,
+            v,
+            kv.layer(self.layer_id),
+            inputs.attention,
+            scale=self.scale,
+            window=self.window,
+            out=out,
+        )
+        return out

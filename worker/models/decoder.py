@@ -1,0 +1,191 @@
+"""The dense decoder: Llama, Mistral, Qwen2 and Qwen3 are one shape told apart by its config.
+
+It knows layers and their order. It does not know ranks, files or graphs.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.parallel.embedding import ParallelLMHead, VocabParallelEmbedding
+from lockstep.parallel.linear import (
+    MergedColumnParallelLinear,
+    QKVParallelLinear,
+    RowParallelLinear,
+)
+from lockstep.parallel.placement import Placement
+from lockstep.parallel.shard import HeadLayout
+from lockstep.parallel.weight_shard import HasWeights, WeightShard
+from lockstep.worker.attention.base import AttentionBackend
+from lockstep.worker.config import ModelConfig
+from lockstep.worker.forward import ForwardInputs
+from lockstep.worker.kv_cache import KVCache
+from lockstep.worker.layers import Attention, RMSNorm, RotaryEmbedding, SiluAndMul
+
+if TYPE_CHECKING:
+    from lockstep.comm.collectives import Communicator
+
+
+class DecoderAttention(nn.Module):
+    """Projections, rotary embedding and attention of one layer."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer_id: int,
+        rotary: RotaryEmbedding,
+        backend: AttentionBackend,
+        place: Placement,
+    ) -> None:
+        super().__init__()
+        hidden, head_dim = config.hidden_size, config.head_dim
+        layout = HeadLayout(config.num_heads, config.num_kv_heads, place.tp.size)
+        self.head_dim = head_dim
+        self.num_heads = layout.num_heads_local
+        self.num_kv_heads = layout.num_kv_heads_local
+        self.qkv_proj = QKVParallelLinear(hidden, layout, head_dim, place, bias=config.qkv_bias)
+        self.o_proj = RowParallelLinear.of_heads(
+            layout, head_dim, hidden, place, bias=config.o_bias
+        )
+        self.q_norm = RMSNorm(head_dim, config.rms_norm_eps, place) if config.qk_norm else None
+        self.k_norm = RMSNorm(head_dim, config.rms_norm_eps, place) if config.qk_norm else None
+        self.rotary = rotary
+        window = config.window(layer_id)
+        self.attention = Attention(layer_id, backend, scale=head_dim**-0.5, window=window)
+
+    def forward(self, x: Tensor, inputs: ForwardInputs, kv: KVCache) -> Tensor:
+        heads = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
+        q, k, v = heads.split([self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        self.rotary(q, k, inputs.positions)
+        projected: Tensor = self.o_proj(self.attention(q, k, v, inputs, kv).flatten(1))
+        return projected
+
+
+class DecoderMLP(nn.Module):
+    def __init__(self, config: ModelConfig, place: Placement) -> None:
+        super().__init__()
+        hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        self.gate_up_proj = MergedColumnParallelLinear(hidden, inner, place, bias=bias)
+        self.act = SiluAndMul()
+        self.down_proj = RowParallelLinear.even(inner, hidden, place, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        down: Tensor = self.down_proj(self.act(self.gate_up_proj(x)))
+        return down
+
+
+class DecoderLayer(nn.Module):
+    """Attention and MLP. The residual stream travels beside the normed input of each."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer_id: int,
+        rotary: RotaryEmbedding,
+        backend: AttentionBackend,
+        place: Placement,
+    ) -> None:
+        super().__init__()
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        self.input_layernorm = RMSNorm(hidden, eps, place)
+        self.self_attn = DecoderAttention(config, layer_id, rotary, backend, place)
+        self.post_attention_layernorm = RMSNorm(hidden, eps, place)
+        self.mlp = DecoderMLP(config, place)
+
+    def forward(
+        self, x: Tensor, residual: Tensor | None, inputs: ForwardInputs, kv: KVCache
+    ) -> tuple[Tensor, Tensor]:
+        """(x, residual) for the next layer, whose first norm adds the two; None before the first.
+
+        Leaving the sum to the norm that follows makes the two one kernel.
+        """
+        normed, residual = self.input_layernorm.add(x, residual)
+        x = self.self_attn(normed, inputs, kv)
+        normed, residual = self.post_attention_layernorm.add(x, residual)
+        return self.mlp(normed), residual
+
+
+class DecoderBody(nn.Module):
+    """Embedding, layers and the last norm."""
+
+    def __init__(
+        self, config: ModelConfig, backend: AttentionBackend, place: Placement, max_positions: int
+    ) -> None:
+        super().__init__()
+        self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size, place)
+        rotary = RotaryEmbedding(
+            config.head_dim,
+            max_positions,
+            theta=config.rope_theta,
+            scaling=config.rope_scaling,
+            device=place.device,
+        )
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, layer_id, rotary, backend, place)
+            for layer_id in range(config.num_layers)
+        )
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, place)
+
+    def forward(self, inputs: ForwardInputs, kv: KVCache) -> Tensor:
+        x: Tensor = self.embed_tokens(inputs.token_ids)
+        residual: Tensor | None = None
+        for layer in self.layers:
+            x, residual = layer(x, residual, inputs, kv)
+        return self.norm.add(x, residual)[0]
+
+
+class DecoderModel(nn.Module):
+    """A decoder on one rank, with zero weights until ``weights.load`` fills them.
+
+    Args:
+        tp: the ranks that share the model.
+        max_positions: rows of the rotary table, ``max_position_embeddings`` if None.
+
+    Raises:
+        ValueError: heads or intermediate size cannot be split; the message has the numbers.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        tp: "Communicator",
+        backend: AttentionBackend,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        max_positions: int | None = None,
+    ) -> None:
+        super().__init__()
+        place = Placement(tp, device, dtype)
+        max_positions = max_positions or config.max_position_embeddings
+        self.config = config
+        self.model = DecoderBody(config, backend, place, max_positions)
+        self.lm_head = ParallelLMHead(self.model.embed_tokens, tied=config.tie_embeddings)
+        self.vocab_local = self.lm_head.shard.local_size
+        self.vocab_start = self.lm_head.start
+        layout = HeadLayout(config.num_heads, config.num_kv_heads, tp.size)
+        self.num_heads_local = layout.num_heads_local
+        self.num_kv_heads_local = layout.num_kv_heads_local
+
+    def forward(self, inputs: ForwardInputs, kv: KVCache) -> Tensor:
+        """The final-normed hidden state of every token, [num_tokens, hidden_size]."""
+        hidden: Tensor = self.model(inputs, kv)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[n, hidden_size] to float32 [n, vocab_local]; padded vocabulary rows are -inf."""
+        logits: Tensor = self.lm_head(hidden)
+        return logits
+
+    def weight_shards(self) -> Iterator[WeightShard]:
+        """Every checkpoint tensor the model needs, under its Hugging Face name."""
+        for path, module in self.named_modules():
+            parent, _, name = path.rpartition(".")
+            if module is not self and isinstance(module, HasWeights):
+                for weight in module.weight_shards(name):
+                    yield replace(weight, name=f"{parent}.{weight.name}" if parent else weight.name)
