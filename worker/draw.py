@@ -1,0 +1,36 @@
+"""One draw a lane: the id with the best logit plus noise times temperature.
+
+``argmax(logits / T + noise)`` samples from softmax(logits / T) (the Gumbel-max rule); times T it
+is ``argmax(logits + T * noise)``, which needs no division and is plain argmax for greedy lanes.
+"""
+
+from torch import Tensor
+
+from lockstep.worker.noise import gumbel
+from lockstep.worker.sampling_state import LaneSampling, Variant
+
+
+def draw(
+    logits: Tensor, lanes: LaneSampling, *, start: int, variant: Variant
+) -> tuple[Tensor, Tensor]:
+    """The best score of each lane and the id that has it, the lowest among equals.
+
+    Args:
+        logits: [num_reqs, count] float32 of ids ``start`` .. ``start + count - 1``.
+
+    Returns:
+        scores [num_reqs] float32, not finite if the row holds NaN or +inf or only -inf, and
+        ids [num_reqs] int64.
+    """
+    if variant is Variant.GREEDY:
+        scores = logits
+    else:
+        scores = _noisy(logits, lanes, start)
+    best = scores.max(dim=-1)
+    return best.values, best.indices + start
+
+
+def _noisy(logits: Tensor, lanes: LaneSampling, start: int) -> Tensor:
+    num_reqs, count = logits.shape
+    noise = gumbel(lanes.seed[:num_reqs], lanes.position[:num_reqs], start, count)
+    return noise.mul_(lanes.temperature[:num_reqs, None]).add_(logits)
