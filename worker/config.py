@@ -84,7 +84,11 @@ class CacheConfig(_Config, frozen=True, kw_only=True):
 
 
 class ScheduleConfig(_Config, frozen=True, kw_only=True):
-    """Limits of a step and of the queue. ``run_ahead`` 0 is the plain loop."""
+    """Limits of a step and of the queue. ``run_ahead`` 0 is the plain loop.
+
+    ``preempt`` says whom a full pool preempts. ``seed`` makes the seeds of requests without one
+    reproducible for the same requests in the same order; None draws them from the system.
+    """
 
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
@@ -92,10 +96,12 @@ class ScheduleConfig(_Config, frozen=True, kw_only=True):
     run_ahead: int = 2
     max_prefill_defer_steps: int = 8
     max_queued_requests: int | None = None
+    preempt: Literal["youngest", "least_computed"] = "youngest"
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         _at_least(self, 1, "max_num_seqs", "max_num_batched_tokens", "max_model_len")
-        _at_least(self, 0, "run_ahead", "max_prefill_defer_steps")
+        _at_least(self, 0, "run_ahead", "max_prefill_defer_steps", "max_queued_requests")
 
     @property
     def async_scheduling(self) -> bool:
@@ -103,11 +109,16 @@ class ScheduleConfig(_Config, frozen=True, kw_only=True):
 
 
 class GraphConfig(_Config, frozen=True, kw_only=True):
-    """``mode`` NONE is ``--enforce-eager``. Sizes None: the standard grid of ``graphs.grid``."""
+    """``mode`` NONE is ``--enforce-eager``. Sizes None: the standard grid of ``graphs.grid``.
+
+    ``compute_capability`` is that of the ranks' GPUs; it moves the top of the standard grid.
+    """
 
     mode: GraphModeName = "FULL_AND_PIECEWISE"
     capture_sizes: tuple[int, ...] | None = None
     max_capture_size: int | None = None
+    compute_capability: tuple[int, int] = (9, 0)
+    performance_mode: Literal["balanced", "interactivity", "throughput"] = "balanced"
 
 
 class WorkerConfig(_Config, frozen=True, kw_only=True):

@@ -1,0 +1,150 @@
+"""Which captured graph serves a batch (pure, no torch)."""
+
+from bisect import bisect_left
+
+import msgspec
+from msgspec import structs
+
+from lockstep.worker.config import GraphConfig, ScheduleConfig
+from lockstep.worker.graphs.grid import Grid, build_grid, empty_grid
+from lockstep.worker.graphs.mode import AttentionSupport, GraphMode, RunMode, resolve_mode
+
+# The runner captures decode graphs only and models offer no split points yet, so a wish for
+# PIECEWISE or mixed FULL graphs becomes EAGER here, for the scheduler and all ranks alike.
+RUNTIME_SUPPORT = AttentionSupport.UNIFORM_BATCH
+RUNTIME_HAS_SPLIT_POINTS = False
+
+
+class BatchDescriptor(msgspec.Struct, frozen=True):
+    """Key of a graph.
+
+    ``num_reqs`` is None where any number fits (PIECEWISE). ``uniform_query_len`` is the tokens of
+    every request of a decode batch, 0 for a mixed batch.
+    """
+
+    num_tokens: int
+    num_reqs: int | None
+    uniform_query_len: int
+    num_active_loras: int = 0
+
+
+class Dispatcher:
+    """Maps a batch to the best run mode and the padded descriptor of its graph.
+
+    Args:
+        grid: the captured sizes.
+        mode: a mode that can run here (see ``resolve_mode``).
+        lora_cases: counts of active adapters that have graphs of their own, ascending.
+    """
+
+    def __init__(self, grid: Grid, mode: GraphMode, lora_cases: tuple[int, ...] = (0,)) -> None:
+        if not lora_cases or list(lora_cases) != sorted({*lora_cases}) or lora_cases[0] < 0:
+            raise ValueError(f"lora_cases must ascend from at least 0, got {lora_cases}")
+        self.grid = grid
+        self.mode = mode
+        self.lora_cases = lora_cases
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a user should know about the grid, with the decode range that has no FULL graph."""
+        gap = self.grid.uncovered_decode
+        if self.mode.decode is not RunMode.FULL or gap is None:
+            return self.grid.warnings
+        text = f"decode batches of {gap[0]} to {gap[1]} tokens have no FULL decode graph"
+        return (*self.grid.warnings, text)
+
+    def descriptors(self, run_mode: RunMode) -> list[BatchDescriptor]:
+        """All graphs of a run mode, largest first; of one size, mixed before decode."""
+        found = list[BatchDescriptor]()
+        if run_mode is not RunMode.EAGER and self.mode.mixed is run_mode:
+            found += [self._mixed(run_mode, size, 0) for size in self.grid.capture_sizes]
+        if self.mode.decode is run_mode is RunMode.FULL:
+            found += [self._decode(size, 0) for size in self.grid.decode_sizes]
+        cases = [
+            structs.replace(each, num_active_loras=case)
+            for each in found
+            for case in self.lora_cases
+        ]
+        return sorted(cases, key=lambda each: (-each.num_tokens, -each.num_active_loras))
+
+    def dispatch(
+        self,
+        num_tokens: int,
+        num_reqs: int,
+        uniform_query_len: int,
+        num_active_loras: int = 0,
+        max_mode: int = RunMode.FULL,
+    ) -> tuple[RunMode, BatchDescriptor]:
+        """Best run mode of at most ``max_mode``, and the descriptor padded for it.
+
+        Without a graph that holds the batch: EAGER and the batch's own counts.
+        """
+        for run_mode in (RunMode.FULL, RunMode.PIECEWISE):
+            if run_mode > max_mode:
+                continue
+            found = self._find(run_mode, num_tokens, num_reqs, uniform_query_len, num_active_loras)
+            if found is not None:
+                return run_mode, found
+        own = BatchDescriptor(num_tokens, num_reqs, uniform_query_len, num_active_loras)
+        return RunMode.EAGER, own
+
+    def _find(
+        self, run_mode: RunMode, tokens: int, reqs: int, query_len: int, loras: int
+    ) -> BatchDescriptor | None:
+        case = self._lora_case(loras)
+        if case is None:
+            return None
+        if self.mode.decode is run_mode is RunMode.FULL and query_len == self.grid.query_len:
+            size = _next(self.grid.decode_sizes, tokens)
+            if size is not None:
+                return self._decode(size, case)
+        size = _next(self.grid.capture_sizes, tokens)
+        if self.mode.mixed is not run_mode or size is None:
+            return None
+        found = self._mixed(run_mode, size, case)
+        return found if found.num_reqs is None or reqs <= found.num_reqs else None
+
+    def _lora_case(self, active: int) -> int | None:
+        """Least captured case that holds ``active``; the largest holds whatever is above it."""
+        at = min(bisect_left(self.lora_cases, active), len(self.lora_cases) - 1)
+        case = self.lora_cases[at]
+        return None if active and not case else case
+
+    def _decode(self, size: int, case: int) -> BatchDescriptor:
+        query_len = self.grid.query_len
+        return BatchDescriptor(size, size // query_len, query_len, case)
+
+    def _mixed(self, run_mode: RunMode, size: int, case: int) -> BatchDescriptor:
+        fits = min(size, self.grid.max_num_seqs) if run_mode is RunMode.FULL else None
+        return BatchDescriptor(size, fits, 0, case)
+
+
+def create_dispatcher(
+    graph: GraphConfig, schedule: ScheduleConfig, query_len: int = 1
+) -> Dispatcher:
+    """The dispatcher of a running system: the scheduler and every rank build the same one.
+
+    The mode is lowered to what the runtime captures (``RUNTIME_SUPPORT``,
+    ``RUNTIME_HAS_SPLIT_POINTS``); a mode that was resolved before stays as it is.
+    """
+    mode = resolve_mode(graph.mode, RUNTIME_SUPPORT, query_len, RUNTIME_HAS_SPLIT_POINTS).mode
+    limits = {
+        "max_num_seqs": schedule.max_num_seqs,
+        "max_num_batched_tokens": schedule.max_num_batched_tokens,
+        "query_len": query_len,
+    }
+    if mode is GraphMode.NONE:
+        return Dispatcher(empty_grid(**limits), mode)
+    grid = build_grid(
+        **limits,
+        capture_sizes=graph.capture_sizes,
+        max_capture_size=graph.max_capture_size,
+        compute_capability=graph.compute_capability,
+        performance_mode=graph.performance_mode,
+    )
+    return Dispatcher(grid, mode)
+
+
+def _next(sizes: tuple[int, ...], wanted: int) -> int | None:
+    at = bisect_left(sizes, wanted)
+    return sizes[at] if at < len(sizes) else None
