@@ -1,0 +1,106 @@
+"""From a row of the output ring to a StepResult, without stopping the device."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from lockstep.comm.errors import RankMismatch
+from lockstep.comm.messages import StepResult
+from lockstep.worker.output_ring import (
+    COUNT,
+    NOT_FINITE,
+    OUT_OF_STEP,
+    SLOT_FAULT,
+    STATUS,
+    TOKEN,
+    OutputRing,
+)
+
+
+class SlotFault(RuntimeError):
+    """A live lane wrote to the padding block: a step ran beyond the blocks it was granted."""
+
+
+class HostRow:
+    """A copy of one ring row on its way to the host."""
+
+    def __init__(self, ring: OutputRing) -> None:
+        device = ring.rows.device
+        cuda = device.type == "cuda"
+        self._host = torch.empty(ring.rows.shape[1:], dtype=torch.int32, pin_memory=cuda)
+        self._copied = torch.cuda.Event() if cuda else None
+        self.in_use = False
+
+    def start(self, ring: OutputRing, step: int) -> None:
+        assert not self.in_use, "a result was not read before its host row came round again"
+        self.in_use = True
+        self._host.copy_(ring.row(step), non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
+
+    def ready(self) -> bool:
+        return self._copied is None or self._copied.query()
+
+    def take(self) -> np.ndarray:
+        """[3, max_lanes] int32, waiting if need be; the row may then be used again."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        self.in_use = False
+        row: np.ndarray = self._host.numpy().copy()
+        return row
+
+
+@dataclass(frozen=True, slots=True)
+class StepIdentity:
+    """What a result says of the step it belongs to, fixed at launch."""
+
+    epoch: int
+    step_id: int
+    dp_rank: int
+    tp_rank: int
+    num_lanes: int
+    run_mode: int
+
+
+@dataclass(frozen=True, slots=True)
+class PendingStep:
+    """A launched step. Its lanes are those of its own plan, whatever was planned since."""
+
+    identity: StepIdentity
+    row: HostRow
+
+    def ready(self) -> bool:
+        return self.row.ready()
+
+    def result(self) -> StepResult:
+        """The step's result, waiting for the device if need be.
+
+        Raises:
+            SlotFault: a live lane had no block for its slot.
+            RankMismatch: a replica of the lockstep group is at another step.
+        """
+        step, row = self.identity, self.row.take()
+        lanes = row[:, : step.num_lanes]
+        _check(row[STATUS], step)
+        return StepResult(
+            epoch=step.epoch,
+            step_id=step.step_id,
+            dp_rank=step.dp_rank,
+            tp_rank=step.tp_rank,
+            counts=lanes[COUNT].astype("<i4").tobytes(),
+            token_ids=lanes[TOKEN].astype("<i4").tobytes(),
+            bad_lanes=np.flatnonzero(lanes[STATUS] & NOT_FINITE).tolist(),
+            run_mode=step.run_mode,
+        )
+
+
+def _check(status: np.ndarray, step: StepIdentity) -> None:
+    faulty = np.flatnonzero(status[: step.num_lanes] & SLOT_FAULT).tolist()
+    if faulty:
+        raise SlotFault(f"step {step.step_id}: lanes {faulty} wrote to the padding block")
+    if status[0] & OUT_OF_STEP:
+        raise RankMismatch(
+            f"step {step.step_id}: replicas of the lockstep group of dp_rank {step.dp_rank} "
+            "are not at the same step"
+        )

@@ -1,0 +1,111 @@
+"""All static device tensors of a rank that a captured graph may touch."""
+
+import torch
+from torch import Tensor
+
+from lockstep.worker.lanes import LaneEdit
+from lockstep.worker.output_ring import OutputRing
+from lockstep.worker.upload import Uploader
+
+
+class StepState:
+    """One row a lane, allocated once at the largest size; a graph uses prefixes of the rows.
+
+    ``num_computed`` and ``active`` are the device's truth: the tail of a step advances them, and a
+    lane that sampled a stop id turns inactive there. ``query_lens`` and ``samples`` are the plan's
+    word: how many tokens a lane computes in this step, and whether it then samples one.
+
+    Args:
+        ring_depth: at least run_ahead + 2.
+        lockstep_size: replicas of the lockstep group.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_lanes: int,
+        max_blocks_per_req: int,
+        vocab_local: int,
+        ring_depth: int,
+        lockstep_size: int,
+        device: torch.device,
+    ) -> None:
+        def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
+            return torch.zeros(*shape, dtype=dtype, device=device)
+
+        self.max_lanes = max_lanes
+        self.generation = 0
+        self.device = device
+        self.last_token = zeros(max_lanes, dtype=torch.int64)
+        self.num_computed = zeros(max_lanes, dtype=torch.int64)
+        self.active = zeros(max_lanes, dtype=torch.bool)
+        self.block_table = zeros(max_lanes, max_blocks_per_req, dtype=torch.int32)
+        self.query_lens = zeros(max_lanes, dtype=torch.int64)
+        self.samples = zeros(max_lanes, dtype=torch.bool)
+        self.faults = zeros(max_lanes, dtype=torch.int32)
+        self.logits = zeros(max_lanes, vocab_local, dtype=torch.float32)
+        self.peer_steps = zeros(lockstep_size, dtype=torch.float32)
+        self.lane_ids = torch.arange(max_lanes + 1, dtype=torch.int32, device=device)
+        self.output = OutputRing(ring_depth, max_lanes, device)
+
+    def statics(self) -> dict[str, Tensor]:
+        """Every tensor whose address a graph may have captured, by name."""
+        own = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return own | self.output.statics()
+
+    def apply(self, edit: LaneEdit, upload: Uploader) -> None:
+        """Carry out a plan's changes in a handful of device operations."""
+        if edit.is_empty:
+            return
+        src, dst, resets, joined, num_computed, cells, cell_ids = upload.send(
+            edit.move_src, edit.move_dst, edit.resets, edit.joined, edit.joined_num_computed,
+            edit.cells, edit.cell_ids,
+        )  # fmt: skip
+        if edit.move_src:
+            self._move(src, dst)
+        if edit.resets:
+            self._reset(resets)
+        if edit.joined:
+            self.num_computed.index_copy_(0, joined, num_computed)
+            self.active.index_fill_(0, joined, True)
+        if edit.cells:
+            self.block_table.view(-1).index_copy_(0, cells, cell_ids.int())
+
+    def set_schedule(self, query_lens: Tensor, samples: Tensor) -> None:
+        """Say what each lane does from this step on, both [num_lanes]; the other lanes idle."""
+        num_lanes = query_lens.shape[0]
+        self.query_lens[:num_lanes].copy_(query_lens)
+        self.query_lens[num_lanes:].zero_()
+        self.samples[:num_lanes].copy_(samples)
+        self.samples[num_lanes:].zero_()
+
+    def advance(self, token_ids: Tensor, *, counts: Tensor, active: Tensor, ended: Tensor) -> None:
+        """Move lanes past the tokens they computed; those that are not ``active`` stay bit-equal.
+
+        Args:
+            counts: [num_lanes] bool, lanes that got a token.
+            ended: [num_lanes] bool, lanes for which it was the last.
+        """
+        num_lanes = counts.shape[0]
+        last_token = self.last_token[:num_lanes]
+        last_token.copy_(torch.where(counts, token_ids, last_token))
+        self.num_computed[:num_lanes].add_(self.query_lens[:num_lanes] * active)
+        self.active[:num_lanes].copy_(active & ~ended)
+
+    def clear(self) -> None:
+        """Back to no lanes and step 0, in place: no request may see what warm-up left."""
+        for tensor in self.statics().values():
+            if tensor is not self.lane_ids:
+                tensor.zero_()
+
+    def _lane_tensors(self) -> tuple[Tensor, ...]:
+        return self.last_token, self.num_computed, self.active, self.block_table
+
+    def _move(self, src: Tensor, dst: Tensor) -> None:
+        # The last token of a lane exists only here, so lanes are compacted on the device.
+        for tensor in self._lane_tensors():
+            tensor.index_copy_(0, dst, tensor.index_select(0, src))
+
+    def _reset(self, lanes: Tensor) -> None:
+        for tensor in self._lane_tensors():
+            tensor.index_fill_(0, lanes, 0)

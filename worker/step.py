@@ -1,0 +1,80 @@
+"""The two parts of a step, body and tail, as functions of static state: what graphs capture."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from lockstep.worker.forward import ForwardInputs
+from lockstep.worker.kv_cache import KVCache
+from lockstep.worker.output_ring import NOT_FINITE, OUT_OF_STEP, SLOT_FAULT
+from lockstep.worker.sampler import SampleOutput, Sampler
+from lockstep.worker.sampling_state import Variant
+from lockstep.worker.state import StepState
+
+if TYPE_CHECKING:
+    from lockstep.comm.collectives import Communicator
+
+# Steps are compared in float32, which every all-reduce serves and which is exact up to here.
+_STEP_MODULUS = 1 << 20
+
+
+class Model(Protocol):
+    """What a step needs of a model."""
+
+    def __call__(self, inputs: ForwardInputs, kv: KVCache) -> Tensor: ...
+
+    def logits(self, hidden: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Body: inputs to logits. Tail: logits to tokens, results and advanced lanes.
+
+    Both read and write only ``state``, the sampling state and the KV cache, so replaying them is
+    the same as calling them.
+    """
+
+    model: Model
+    kv: KVCache
+    state: StepState
+    sampler: Sampler
+    dp: "Communicator"
+
+    def body(self, inputs: ForwardInputs) -> None:
+        """Forward ``inputs`` and leave one row of logits per lane in ``state.logits``."""
+        self._exchange_step_number()
+        hidden = self.model(inputs, self.kv)
+        if inputs.logit_rows is not None:
+            hidden = hidden[inputs.logit_rows]
+        self.state.logits[: hidden.shape[0]].copy_(self.model.logits(hidden))
+
+    def tail(self, num_lanes: int, variant: Variant) -> SampleOutput:
+        """Sample for the lanes that the plan lets sample, store the row, advance all lanes."""
+        state = self.state
+        active = state.active[:num_lanes].clone()
+        emits = active & state.samples[:num_lanes]
+        sampled = self.sampler.sample(state.logits[:num_lanes], emits, variant)
+        ended = self.sampler.advance(sampled, emits, variant)
+        counts = emits & sampled.finite
+        status = self._status(emits & ~sampled.finite, num_lanes)
+        state.output.write(counts, torch.where(counts, sampled.token_ids, 0), status)
+        state.advance(sampled.token_ids, counts=counts, active=active, ended=ended)
+        return sampled
+
+    def _exchange_step_number(self) -> None:
+        """The one collective of a dense lockstep group: each replica tells which step it is at."""
+        if self.dp.size == 1:
+            return
+        state = self.state
+        mine = torch.zeros_like(state.peer_steps)
+        mine[self.dp.rank] = (state.output.counter[0] % _STEP_MODULUS).float()
+        state.peer_steps.copy_(self.dp.all_reduce(mine))
+
+    def _status(self, not_finite: Tensor, num_lanes: int) -> Tensor:
+        status = not_finite.int() * NOT_FINITE + self.state.faults[:num_lanes] * SLOT_FAULT
+        if self.dp.size == 1:
+            return status
+        steps = self.state.peer_steps
+        return status + (steps != steps[self.dp.rank]).any().int() * OUT_OF_STEP

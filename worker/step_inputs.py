@@ -1,0 +1,77 @@
+"""Forward inputs out of StepState, by device operations only, so that a graph can hold them."""
+
+import torch
+from torch import Tensor
+
+from lockstep.worker.forward import AttentionMetadata, ForwardInputs
+from lockstep.worker.state import StepState
+
+
+class StepInputs:
+    """Builds the inputs of a step. A lane that is not live is a dummy request on block 0.
+
+    One builder serves warm-up, capture, eager steps and replay, so all of them see one layout.
+    """
+
+    def __init__(self, state: StepState, block_size: int, max_model_len: int) -> None:
+        self._state = state
+        self._block_size = block_size
+        self._max_model_len = max_model_len
+
+    def decode(self, num_lanes: int) -> ForwardInputs:
+        """One token for each of ``num_lanes`` lanes, padding lanes included."""
+        state = self._state
+        live = state.active[:num_lanes] & state.samples[:num_lanes]
+        positions = torch.where(live, state.num_computed[:num_lanes], 0)
+        table = torch.where(live.unsqueeze(1), state.block_table[:num_lanes], 0)
+        blocks = table.gather(1, (positions // self._block_size).unsqueeze(1)).squeeze(1).long()
+        state.faults[:num_lanes].copy_(live & (blocks == 0))
+        metadata = AttentionMetadata(
+            slots=blocks * self._block_size + positions % self._block_size,
+            query_start_loc=state.lane_ids[: num_lanes + 1],
+            context_lens=(positions + 1).int(),
+            block_table=table,
+            max_query_len=1,
+            max_context_len=self._max_model_len,
+        )
+        token_ids = torch.where(live, state.last_token[:num_lanes], 0)
+        return ForwardInputs(token_ids, positions, metadata, logit_rows=None)
+
+    def mixed(
+        self, chunk_ids: Tensor, token_lanes: Tensor, from_chunk: Tensor, max_query_len: int
+    ) -> ForwardInputs:
+        """``state.query_lens`` tokens of each lane, in lane order, then padding.
+
+        Args:
+            chunk_ids: [num_tokens] int64; looked at where the lane has a chunk.
+            token_lanes: [num_tokens] int64, the lane of each token, 0 for padding.
+            from_chunk: [num_lanes] int64, 1 where the lane computes a chunk, 0 where it decodes.
+        """
+        state, num_lanes = self._state, from_chunk.shape[0]
+        active, query_lens = state.active[:num_lanes], state.query_lens[:num_lanes]
+        num_computed = state.num_computed[:num_lanes]
+        ends = query_lens.cumsum(0)
+        starts = ends - query_lens
+        at = torch.arange(len(chunk_ids), device=chunk_ids.device)
+        live = active[token_lanes] & (at < ends[-1])
+        positions = num_computed[token_lanes] + at - starts[token_lanes]
+        positions = torch.where(live, positions, 0)
+        table = torch.where(active.unsqueeze(1), state.block_table[:num_lanes], 0)
+        blocks = torch.where(live, table[token_lanes, positions // self._block_size], 0).long()
+        self._note_faults(token_lanes, live & (blocks == 0), num_lanes)
+        metadata = AttentionMetadata(
+            slots=blocks * self._block_size + positions % self._block_size,
+            query_start_loc=torch.cat([starts[:1], ends]).int(),
+            context_lens=torch.where(active, num_computed + query_lens, 1).clamp(min=1).int(),
+            block_table=table,
+            max_query_len=max_query_len,
+            max_context_len=self._max_model_len,
+        )
+        decoded = state.last_token[token_lanes]
+        token_ids = torch.where(from_chunk[token_lanes] == 1, chunk_ids, decoded)
+        token_ids = torch.where(live, token_ids, 0)
+        return ForwardInputs(token_ids, positions, metadata, logit_rows=(ends - 1).clamp(min=0))
+
+    def _note_faults(self, token_lanes: Tensor, faulty: Tensor, num_lanes: int) -> None:
+        faults = self._state.faults[:num_lanes]
+        faults.zero_().index_add_(0, token_lanes, faulty.int()).clamp_(max=1)

@@ -1,0 +1,50 @@
+"""One copy to the device for all the numbers of a plan."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Numbers = Sequence[int] | np.ndarray
+
+
+class Uploader:
+    """Packs lists of integers into a host buffer and slices its copy on the device.
+
+    On CUDA the host buffers are pinned and rotate; one is written again only after its copy is
+    done. There is a single device buffer: copies and readers are on one stream, in order.
+    """
+
+    def __init__(self, capacity: int, depth: int, device: torch.device) -> None:
+        cuda = device.type == "cuda"
+        self._hosts = [
+            torch.empty(capacity, dtype=torch.int64, pin_memory=cuda) for _ in range(depth)
+        ]
+        self._copied = [torch.cuda.Event() if cuda else None for _ in range(depth)]
+        self._device = torch.empty(capacity, dtype=torch.int64, device=device)
+        self._turn = 0
+
+    def send(self, *lists: Numbers) -> list[Tensor]:
+        """int64 views on the device, one a list, valid until the next call on this stream."""
+        turn = self._turn
+        self._turn = (turn + 1) % len(self._hosts)
+        copied = self._copied[turn]
+        if copied is not None:
+            copied.synchronize()
+        total = _pack(self._hosts[turn].numpy(), lists)
+        self._device[:total].copy_(self._hosts[turn][:total], non_blocking=True)
+        if copied is not None:
+            copied.record()
+        return list(self._device[:total].split([len(numbers) for numbers in lists]))
+
+
+def _pack(host: np.ndarray, lists: Sequence[Numbers]) -> int:
+    at = 0
+    for numbers in lists:
+        end = at + len(numbers)
+        if end > len(host):
+            raise ValueError(f"a plan holds {end} numbers or more, the upload buffer {len(host)}")
+        host[at:end] = numbers
+        at = end
+    return at
