@@ -14,6 +14,7 @@ from lockstep.comm.sampling import SamplingParams
 
 WIRE_VERSION = 1
 PADDING_BLOCK = 0
+ID_BYTES = 4
 
 
 def pack_ids(ids: Iterable[int]) -> bytes:
