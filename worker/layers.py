@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lockstep.parallel.placement import Placement
@@ -12,6 +11,7 @@ from lockstep.parallel.weight_shard import WeightShard, replicated
 from lockstep.worker.attention.base import AttentionBackend
 from lockstep.worker.config import RopeScaling
 from lockstep.worker.forward import ForwardInputs
+from lockstep.worker.kernels.ops import add_rms_norm, norm_rope_, rms_norm, silu_and_mul
 from lockstep.worker.kv_cache import KVCache
 
 
@@ -24,14 +24,13 @@ class RMSNorm(nn.Module):
         self.weight = place.parameter(size)
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = x.float()
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return (wide * scale * self.weight).to(x.dtype)
+        return rms_norm(x, self.weight, self.eps)
 
     def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         """(normed, new residual) of ``x + residual``; None counts as zero."""
-        total = x if residual is None else x + residual
-        return self.forward(total), total
+        if residual is None:
+            return self.forward(x), x
+        return add_rms_norm(x, residual, self.weight, self.eps)
 
     def weight_shards(self, name: str) -> Iterator[WeightShard]:
         yield replicated(f"{name}.weight", self.weight)
@@ -41,8 +40,7 @@ class SiluAndMul(nn.Module):
     """[n, 2 * size] gate and up to silu(gate) * up, [n, size]."""
 
     def forward(self, gate_up: Tensor) -> Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)
-        return F.silu(gate) * up
+        return silu_and_mul(gate_up)
 
 
 def rotary_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> Tensor:
@@ -86,13 +84,14 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("cos_sin", table, persistent=False)
         self.cos_sin: Tensor
 
-    def forward(self, q: Tensor, k: Tensor, positions: Tensor) -> None:
-        """q and k are [num_tokens, heads, head_dim]."""
-        cos, sin = self.cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
-        for x in (q, k):
-            first, second = x.float().chunk(2, dim=-1)
-            turned = (first * cos - second * sin, second * cos + first * sin)
-            x.copy_(torch.cat(turned, dim=-1))
+    def forward(
+        self, q: Tensor, k: Tensor, positions: Tensor, norms: "tuple[RMSNorm, RMSNorm] | None"
+    ) -> None:
+        """q and k are [num_tokens, heads, head_dim]; each head is normed first, if by anything."""
+        weights, eps = None, 0.0
+        if norms is not None:
+            weights, eps = (norms[0].weight, norms[1].weight), norms[0].eps
+        norm_rope_(q, k, positions, self.cos_sin, weights, eps)
 
 
 class Attention(nn.Module):

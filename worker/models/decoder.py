@@ -59,11 +59,14 @@ class DecoderAttention(nn.Module):
     def forward(self, x: Tensor, inputs: ForwardInputs, kv: KVCache) -> Tensor:
         heads = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
         q, k, v = heads.split([self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        self.rotary(q, k, inputs.positions)
+        self.rotary(q, k, inputs.positions, self._norms())
         projected: Tensor = self.o_proj(self.attention(q, k, v, inputs, kv).flatten(1))
         return projected
+
+    def _norms(self) -> tuple[RMSNorm, RMSNorm] | None:
+        if self.q_norm is None or self.k_norm is None:
+            return None
+        return self.q_norm, self.k_norm
 
 
 class DecoderMLP(nn.Module):

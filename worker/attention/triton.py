@@ -1,0 +1,49 @@
+"""Attention on CUDA: a split-KV decode kernel, and a varlen kernel for everything else."""
+
+from torch import Tensor
+
+from lockstep.worker.attention.base import AttentionSizes
+from lockstep.worker.forward import AttentionMetadata
+from lockstep.worker.kernels.decode_attention import DecodeWorkspace, decode_attention
+from lockstep.worker.kernels.prefill_attention import prefill_attention
+from lockstep.worker.kernels.store_kv import store_kv
+
+
+class TritonAttention:
+    """Its workspace is as large as it ever gets from the start, so graphs may hold its address."""
+
+    name = "triton"
+
+    def __init__(self, sizes: AttentionSizes) -> None:
+        self._workspace = DecodeWorkspace.create(
+            sizes.max_num_reqs,
+            sizes.num_heads,
+            sizes.num_kv_heads,
+            sizes.head_dim,
+            sizes.device,
+        )
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        layer_kv: tuple[Tensor, Tensor],
+        metadata: AttentionMetadata,
+        *,
+        scale: float,
+        window: int | None,
+        out: Tensor,
+    ) -> None:
+        if metadata.max_query_len == 1 and q.shape[0] == metadata.context_lens.shape[0]:
+            decode_attention(
+                q, k, v, layer_kv,
+                metadata.slots, metadata.context_lens, metadata.block_table, self._workspace,
+                max_context_len=metadata.max_context_len, scale=scale, window=window, out=out,
+            )  # fmt: skip
+            return
+        store_kv(k, v, layer_kv, metadata.slots)
+        prefill_attention(
+            q, layer_kv, metadata.query_start_loc, metadata.context_lens, metadata.block_table,
+            scale=scale, window=window, out=out,
+        )  # fmt: skip

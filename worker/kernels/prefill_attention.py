@@ -1,0 +1,157 @@
+"""Causal attention of query chunks over the block table. CUDA, Triton.
+
+Rows of any query length share one launch. A program takes one tile of one row's queries with all
+query heads of one kv head; which row that is, it finds by itself from ``query_start_loc``, so the
+grid depends on numbers of tokens and rows only and the host reads nothing back.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lockstep.worker.kernels.norm import row_stride
+from lockstep.worker.kernels.store_kv import cache_strides
+
+NO_WINDOW = 1 << 30
+LOG2_E = 1.4426950408889634
+
+
+@triton.jit
+def _row_of_tile(query_start_loc_ptr, num_rows, tile, TILE_TOKENS: tl.constexpr):
+    """Largest row whose first tile, query_start_loc[row] // TILE_TOKENS + row, is <= tile.
+
+    Row ``num_rows`` stands for the padding tokens behind the last query.
+    """
+    low = num_rows * 0
+    high = num_rows
+    while low < high:
+        middle = (low + high + 1) // 2
+        first_tile = tl.load(query_start_loc_ptr + middle) // TILE_TOKENS + middle
+        low = tl.where(first_tile <= tile, middle, low)
+        high = tl.where(first_tile <= tile, high, middle - 1)
+    return low
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_tokens", "window", "table_row"])
+def _prefill_attention_kernel(
+    out_ptr, q_ptr, k_cache_ptr, v_cache_ptr, query_start_loc_ptr, context_lens_ptr,
+    block_table_ptr, num_rows, num_tokens, window, table_row, scale_log2,
+    Q_ROW: tl.constexpr, OUT_ROW: tl.constexpr, BLOCK_STRIDE: tl.constexpr,
+    TOKEN_STRIDE: tl.constexpr, HEAD_STRIDE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr,
+):  # fmt: skip
+    TILE_TOKENS: tl.constexpr = TILE_M // GROUP_PAD
+    tile = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    row = _row_of_tile(query_start_loc_ptr, num_rows, tile, TILE_TOKENS)
+    is_row = row < num_rows
+    begin = tl.load(query_start_loc_ptr + row)
+    end = tl.load(query_start_loc_ptr + row + 1, mask=is_row, other=num_tokens)
+    first = (tile - (begin // TILE_TOKENS + row)) * TILE_TOKENS
+    query_len = end - begin
+    if first >= query_len:
+        return
+    context = tl.load(context_lens_ptr + row, mask=is_row, other=0)
+
+    lines = tl.arange(0, TILE_M)
+    token = first + lines // GROUP_PAD
+    head = lines % GROUP_PAD
+    dims = tl.arange(0, HEAD_PAD)
+    line_ok = (token < query_len) & (head < GROUP)
+    q_mask = line_ok[:, None] & (dims < HEAD_DIM)[None, :]
+    place = (begin + token).to(tl.int64)
+    column = (kv_head * GROUP + head)[:, None] * HEAD_DIM + dims[None, :]
+    q = tl.load(q_ptr + place[:, None] * Q_ROW + column, mask=q_mask, other=0.0)
+
+    before = context - query_len
+    q_position = before + token
+    kv_begin = tl.maximum(before + first - window + 1, 0)
+    kv_end = tl.minimum(before + first + TILE_TOKENS, context)
+    highest = tl.full([TILE_M], float("-inf"), tl.float32)
+    total = tl.zeros([TILE_M], tl.float32)
+    acc = tl.zeros([TILE_M, HEAD_PAD], tl.float32)
+    for kv_first in range(kv_begin, kv_end, TILE_N):
+        position = kv_first + tl.arange(0, TILE_N)
+        # Dead slots are never loaded: 0 x NaN would leak through a mask on the scores.
+        live = position < kv_end
+        block_ids = tl.load(
+            block_table_ptr + row.to(tl.int64) * table_row + position // BLOCK_SIZE,
+            mask=live, other=0,
+        ).to(tl.int64)  # fmt: skip
+        base = block_ids * BLOCK_STRIDE + (position % BLOCK_SIZE) * TOKEN_STRIDE
+        base += kv_head * HEAD_STRIDE
+        k_mask = (dims < HEAD_DIM)[:, None] & live[None, :]
+        k = tl.load(k_cache_ptr + base[None, :] + dims[:, None], mask=k_mask, other=0.0)
+        v_mask = live[:, None] & (dims < HEAD_DIM)[None, :]
+        v = tl.load(v_cache_ptr + base[:, None] + dims[None, :], mask=v_mask, other=0.0)
+        scores = tl.dot(q, k, input_precision="ieee") * scale_log2
+        seen = live[None, :] & (position[None, :] <= q_position[:, None])
+        seen &= position[None, :] > q_position[:, None] - window
+        scores = tl.where(seen, scores, float("-inf"))
+        new_highest = tl.maximum(highest, tl.max(scores, 1))
+        # A line may see nothing of this tile, and then has no maximum yet.
+        shift = tl.where(new_highest == float("-inf"), 0.0, new_highest)
+        weights = tl.exp2(scores - shift[:, None])
+        decay = tl.exp2(highest - shift)
+        total = total * decay + tl.sum(weights, 1)
+        acc = acc * decay[:, None]
+        acc = tl.dot(weights.to(v.dtype), v, acc, input_precision="ieee")
+        highest = new_highest
+    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    out = out_ptr + place[:, None] * OUT_ROW + column
+    tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=q_mask)
+
+
+def _tiles(head_pad: int, group_pad: int, element_size: int) -> dict[str, int]:
+    """Chosen by what the compiler reports for sm_90: no spilled registers, two tiles in flight."""
+    if element_size == 4:
+        tile_m, tile_n, num_warps, num_stages = 32, 16, 8, 3
+    elif head_pad > 128:
+        tile_m, tile_n, num_warps, num_stages = 64, 32, 4, 3
+    else:
+        tile_m, tile_n, num_warps, num_stages = 128, 64, 8, 5
+    return {
+        "TILE_M": max(tile_m, group_pad),
+        "TILE_N": tile_n,
+        "num_warps": num_warps,
+        "num_stages": num_stages,
+    }
+
+
+def prefill_attention(
+    q: Tensor,
+    layer_kv: tuple[Tensor, Tensor],
+    query_start_loc: Tensor,
+    context_lens: Tensor,
+    block_table: Tensor,
+    *,
+    scale: float,
+    window: int | None,
+    out: Tensor,
+) -> None:
+    """Attention of q [num_tokens, num_heads, head_dim] into ``out``, of the same shape.
+
+    Keys and values of these tokens must already be in the cache. Row i has the tokens
+    query_start_loc[i] .. query_start_loc[i + 1], the last of them at position
+    context_lens[i] - 1; a row may have none. Tokens behind query_start_loc[-1] give zeros.
+    """
+    num_tokens, num_heads, head_dim = q.shape
+    if not num_tokens:
+        return
+    k_cache, v_cache = layer_kv
+    block_size, num_kv_heads = k_cache.shape[1:3]
+    num_rows = context_lens.shape[0]
+    group = num_heads // num_kv_heads
+    group_pad = triton.next_power_of_2(group)
+    head_pad = max(16, triton.next_power_of_2(head_dim))
+    tiles = _tiles(head_pad, group_pad, q.element_size())
+    grid = (num_tokens // (tiles["TILE_M"] // group_pad) + num_rows + 1, num_kv_heads)
+    _prefill_attention_kernel[grid](
+        out, q, k_cache, v_cache, query_start_loc, context_lens,
+        block_table, num_rows, num_tokens, window or NO_WINDOW, block_table.stride(0),
+        scale * LOG2_E,
+        Q_ROW=row_stride(q), OUT_ROW=row_stride(out), **cache_strides(k_cache),
+        BLOCK_SIZE=block_size, GROUP=group, GROUP_PAD=group_pad,
+        HEAD_DIM=head_dim, HEAD_PAD=head_pad, **tiles,
+    )  # fmt: skip
