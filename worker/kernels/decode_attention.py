@@ -197,8 +197,11 @@ def _num_sms(device: torch.device) -> int:
     return count
 
 
-def _tile(head_pad: int, element_size: int) -> int:
-    return 32 if element_size == 4 or head_pad > 128 else 64
+def _tile(head_pad: int, element_size: int) -> dict[str, int]:
+    """num_stages 5 keeps two tiles in flight: two stages go into the block table before them."""
+    if head_pad > 128:
+        return {"TILE": 32, "num_stages": 3}
+    return {"TILE": 32 if element_size == 4 else 64, "num_stages": 5}
 
 
 def decode_attention(
@@ -243,6 +246,6 @@ def decode_attention(
         Q_ROW=row_stride(q), K_ROW=row_stride(k), V_ROW=row_stride(v), OUT_ROW=row_stride(out),
         **cache_strides(k_cache), BLOCK_SIZE=k_cache.shape[1], NUM_KV_HEADS=num_kv_heads,
         GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)),
-        HEAD_DIM=head_dim, HEAD_PAD=head_pad, TILE=_tile(head_pad, q.element_size()),
-        MIN_CHUNK=_MIN_CHUNK, MAX_CHUNKS=max_chunks(num_kv_heads), num_warps=4, num_stages=3 if head_pad > 128 else 5,
+        HEAD_DIM=head_dim, HEAD_PAD=head_pad, MIN_CHUNK=_MIN_CHUNK,
+        MAX_CHUNKS=max_chunks(num_kv_heads), **_tile(head_pad, q.element_size()), num_warps=4,
     )  # fmt: skip
