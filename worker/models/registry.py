@@ -18,15 +18,20 @@ ARCHITECTURES = {
 }
 
 
+def check_architecture(architecture: str) -> None:
+    """Raise ValueError if it is not supported; the message lists those that are."""
+    if architecture not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        raise ValueError(f"architecture {architecture!r} is not supported; supported: {known}")
+
+
 def model_class(architecture: str) -> "type[DecoderModel]":
     """The class of an architecture.
 
     Raises:
-        ValueError: it is not supported; the message lists those that are.
+        ValueError: it is not supported.
     """
-    if architecture not in ARCHITECTURES:
-        known = ", ".join(ARCHITECTURES)
-        raise ValueError(f"architecture {architecture!r} is not supported; supported: {known}")
+    check_architecture(architecture)
     module, _, name = ARCHITECTURES[architecture].partition(":")
     found: type[DecoderModel] = getattr(import_module(module), name)
     return found

@@ -1,0 +1,69 @@
+"""What a model's files say about generating: its end tokens and its sampling defaults. No torch."""
+
+from pathlib import Path
+
+import msgspec
+
+
+class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
+    """None where the files say nothing. ``temperature`` is 0 where they say not to sample."""
+
+    eos_token_ids: tuple[int, ...] = ()
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+class _Generation(msgspec.Struct):
+    """``generation_config.json``, and the end tokens of ``config.json``."""
+
+    eos_token_id: int | list[int] | None = None
+    do_sample: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+def read_generation_defaults(path: str | Path) -> GenerationDefaults:
+    """Read a Hugging Face directory or a GGUF file.
+
+    End tokens are those of both files: a chat model may end with either.
+
+    Raises:
+        ValueError: a file is damaged.
+    """
+    path = Path(path)
+    if path.suffix == ".gguf":
+        from lockstep.worker.weights.gguf_metadata import gguf_end_tokens, open_gguf
+
+        return GenerationDefaults(eos_token_ids=gguf_end_tokens(open_gguf(path)))
+    generation = _read(path / "generation_config.json")
+    config = _read(path / "config.json")
+    ends = [*_ids(generation.eos_token_id), *_ids(config.eos_token_id)]
+    return GenerationDefaults(
+        eos_token_ids=tuple(dict.fromkeys(ends)),
+        temperature=0.0 if generation.do_sample is False else generation.temperature,
+        top_p=generation.top_p,
+        top_k=generation.top_k,
+        min_p=generation.min_p,
+        repetition_penalty=generation.repetition_penalty,
+    )
+
+
+def _read(path: Path) -> _Generation:
+    if not path.is_file():
+        return _Generation()
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Generation)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _ids(value: int | list[int] | None) -> list[int]:
+    if value is None:
+        return []
+    return [value] if isinstance(value, int) else value
