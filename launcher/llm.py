@@ -144,7 +144,7 @@ def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 def _conversations(given: list[Message] | list[list[Message]]) -> list[list[Message]]:
     if given and isinstance(given[0], dict):
         return [given]  # type: ignore[list-item]
-    return given  # type: ignore[return-value]
+    return given
 
 
 def _silent(stage: str, done: int, total: int) -> None:
