@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -19,9 +20,9 @@ from lockstep.worker.config import (
     ScheduleConfig,
     WorkerConfig,
 )
-from lockstep.worker.weights.generation import GenerationDefaults, read_generation_defaults
-from lockstep.worker.weights.model_config import model_config_from
-from lockstep.worker.weights.resolve import resolve_model
+
+if TYPE_CHECKING:
+    from lockstep.worker.weights.generation import GenerationDefaults
 
 CPU_KV_BYTES = 1 << 30
 RUN_AHEAD = 2
@@ -49,7 +50,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     worker: WorkerConfig
     device: Device
     served_model_name: str
-    generation: GenerationDefaults
+    generation: "GenerationDefaults"
     notes: tuple[str, ...] = ()
 
     @property
@@ -75,6 +76,10 @@ def resolve(
     Raises:
         ConfigError: the model cannot be found or served, or settings do not fit it.
     """
+    from lockstep.worker.weights.generation import read_generation_defaults
+    from lockstep.worker.weights.model_config import model_config_from
+    from lockstep.worker.weights.resolve import resolve_model
+
     device: Device = config.device if config.device != "auto" else _detect(has_cuda)
     try:
         path = str(resolve_model(config.model, progress=progress))
@@ -117,7 +122,7 @@ def plan_worker(
         dtype=_dtype(config, model, device),
         attention_backend=config.attention_backend,
         all_reduce=config.all_reduce,
-        seed=config.seed or 0,
+        seed=config.seed,
     )
     return worker, notes
 

@@ -91,7 +91,9 @@ class ModelRunner:
             span = slice(starts[chunk.lane], starts[chunk.lane + 1])
             start = parts.lanes.take_chunk(chunk.lane, query_lens[chunk.lane])
             parts.sampling.record_chunk(chunk.lane, chunk_ids[span], start=start)
-        inputs = parts.inputs.mixed(chunk_ids, token_lanes, from_chunk, max(query_lens))
+        # 1 would say that every row has exactly one query, which idle lanes have not.
+        longest = max(2, *query_lens)
+        inputs = parts.inputs.mixed(chunk_ids, token_lanes, from_chunk, longest)
         parts.step.body(inputs)
         parts.step.tail(replica.num_lanes, parts.sampling.variant())
 

@@ -73,6 +73,10 @@ class PendingStep:
     def ready(self) -> bool:
         return self.row.ready()
 
+    def discard(self) -> None:
+        """Wait for the step and look at nothing: for warm-up."""
+        self.row.take()
+
     def result(self) -> StepResult:
         """The step's result, waiting for the device if need be.
 

@@ -57,10 +57,9 @@ class StepState:
         """Carry out a plan's changes in a handful of device operations."""
         if edit.is_empty:
             return
-        src, dst, resets, joined, num_computed, cells, cell_ids = upload.send(
-            edit.move_src, edit.move_dst, edit.resets, edit.joined, edit.joined_num_computed,
-            edit.cells, edit.cell_ids,
-        )  # fmt: skip
+        src, dst, resets, joined, num_computed = upload.send(
+            edit.move_src, edit.move_dst, edit.resets, edit.joined, edit.joined_num_computed
+        )
         if edit.move_src:
             self._move(src, dst)
         if edit.resets:
@@ -68,8 +67,7 @@ class StepState:
         if edit.joined:
             self.num_computed.index_copy_(0, joined, num_computed)
             self.active.index_fill_(0, joined, True)
-        if edit.cells:
-            self.block_table.view(-1).index_copy_(0, cells, cell_ids.int())
+        self._write_cells(edit, upload)
 
     def set_schedule(self, query_lens: Tensor, samples: Tensor) -> None:
         """Say what each lane does from this step on, both [num_lanes]; the other lanes idle."""
@@ -97,6 +95,13 @@ class StepState:
         for tensor in self.statics().values():
             if tensor is not self.lane_ids:
                 tensor.zero_()
+
+    def _write_cells(self, edit: LaneEdit, upload: Uploader) -> None:
+        at_once = upload.capacity // 2
+        for first in range(0, len(edit.cells), at_once):
+            span = slice(first, first + at_once)
+            cells, ids = upload.send(edit.cells[span], edit.cell_ids[span])
+            self.block_table.view(-1).index_copy_(0, cells, ids.int())
 
     def _lane_tensors(self) -> tuple[Tensor, ...]:
         return self.last_token, self.num_computed, self.active, self.block_table

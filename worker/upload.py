@@ -12,11 +12,16 @@ Numbers = Sequence[int] | np.ndarray
 class Uploader:
     """Packs lists of integers into a host buffer and slices its copy on the device.
 
+    Args:
+        capacity: numbers that one call may send.
+        depth: calls that may be on their way before one waits.
+
     On CUDA the host buffers are pinned and rotate; one is written again only after its copy is
     done. There is a single device buffer: copies and readers are on one stream, in order.
     """
 
     def __init__(self, capacity: int, depth: int, device: torch.device) -> None:
+        self.capacity = capacity
         cuda = device.type == "cuda"
         self._hosts = [
             torch.empty(capacity, dtype=torch.int64, pin_memory=cuda) for _ in range(depth)

@@ -63,6 +63,9 @@ class Alone:
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         return x.unsqueeze(0)
 
+    def all_gather_object(self, obj: object) -> list[object]:
+        return [obj]
+
 
 def tiny_model(config: ModelConfig = TINY, device: str = "cpu", seed: int = 0) -> DecoderModel:
     """Weights large enough that greedy tokens differ from prompt to prompt."""

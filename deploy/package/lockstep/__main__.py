@@ -1,3 +1,0 @@
-from lockstep.launcher.cli import main
-
-raise SystemExit(main())

@@ -1,0 +1,174 @@
+"""A whole worker, from configuration to results, driven by hand-written plans over real rings."""
+
+import threading
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+import torch
+from rig import (
+    BLOCK_SIZE,
+    MAX_LANES,
+    MAX_MODEL_LEN,
+    TINY,
+    Alone,
+    chunk,
+    decode_alone,
+    eager,
+    join,
+    tokens_of,
+)
+
+from lockstep.comm.codec import decode_result, encode
+from lockstep.comm.messages import ReplicaPlan, StepPlan, StepResult, StopWorkers, WorkerFailed
+from lockstep.comm.ring import Ring, RingReader, RingWriter
+from lockstep.parallel.config import ParallelConfig
+from lockstep.parallel.rank_spec import RankSpec
+from lockstep.worker.assembly import build_model
+from lockstep.worker.config import CacheConfig, GraphConfig, ScheduleConfig, WorkerConfig
+from lockstep.worker.loop import Worker
+from lockstep.worker.results import SlotFault
+from lockstep.worker.weights.load import load_weights
+
+SPEC = RankSpec(global_rank=0, world_size=1, dp_rank=0, tp_rank=0)
+PROMPT = [5, 17, 3, 70, 22]
+
+
+def worker_config(run_ahead: int = 2) -> WorkerConfig:
+    return WorkerConfig(
+        model=msgspec.structs.replace(TINY, initializer_range=0.3),
+        parallel=ParallelConfig(timeout_s=20),
+        cache=CacheConfig(block_size=BLOCK_SIZE, num_gpu_blocks_override=40),
+        schedule=ScheduleConfig(
+            max_num_seqs=MAX_LANES,
+            max_num_batched_tokens=64,
+            max_model_len=MAX_MODEL_LEN,
+            run_ahead=run_ahead,
+        ),
+        graph=GraphConfig(mode="NONE"),
+        model_path="",
+        load_format="dummy",
+        dtype="float32",
+    )
+
+
+def alone_topology() -> SimpleNamespace:
+    return SimpleNamespace(spec=SPEC, world=Alone(), tp=Alone(), dp=Alone(), lockstep=Alone())
+
+
+def started_worker(run_ahead: int = 2) -> Worker:
+    worker = Worker(worker_config(run_ahead), SPEC, alone_topology())
+    worker.start()
+    return worker
+
+
+def plans(num_decode_steps: int) -> list[StepPlan]:
+    first = ReplicaPlan(1, joins=[join(0, [3, 9, 4, 7], num_prompt=5)], chunks=[chunk(0, PROMPT)])
+    return [eager(0, first)] + [eager(i, ReplicaPlan(1)) for i in range(1, num_decode_steps + 1)]
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[int]:
+    config, topology = worker_config(), alone_topology()
+    model = build_model(config, topology, torch.device("cpu"))
+    load_weights(model, config)
+    return decode_alone(model, PROMPT, 8)
+
+
+def test_start_says_what_it_made() -> None:
+    worker, told = Worker(worker_config(), SPEC, alone_topology()), []
+    ready = worker.start(lambda stage, done, total: told.append(stage))
+    assert ready.num_blocks == 40 and ready.graph_mode == "NONE" and ready.device == "cpu"
+    assert set(ready.stage_seconds) == {"load", "kernels", "mapping"}
+    assert list(dict.fromkeys(told)) == ["load", "weights", "kernels", "mapping"]
+    worker.close()
+
+
+def test_execute_gives_the_tokens_of_the_request_alone(expected: list[int]) -> None:
+    worker = started_worker()
+    results = [result for plan in plans(7) for result in worker.execute(plan)]
+    assert [tokens_of(result)[0] for result in results] == expected
+    assert worker.metrics.num_sampled_tokens == 0 and worker.metrics.num_tokens == 5 + 7
+    worker.close()
+
+
+def test_a_worker_refuses_plans_before_start() -> None:
+    with pytest.raises(RuntimeError, match="start"):
+        Worker(worker_config(), SPEC, alone_topology()).execute(eager(0, ReplicaPlan(0)))
+
+
+class Served:
+    """A worker's run() in a thread, with a ring to it and one back."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._rings = [Ring.create(num_readers=1, capacity_bytes=1 << 16) for _ in range(2)]
+        self.plans = RingWriter(self._rings[0])
+        self.results = RingReader(self._rings[1], 0)
+        self.error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, args=(worker,))
+        self._thread.start()
+
+    def _run(self, worker: Worker) -> None:
+        try:
+            worker.run(RingReader(self._rings[0], 0), RingWriter(self._rings[1]))
+        except Exception as error:
+            self.error = error
+
+    def read(self) -> StepResult | WorkerFailed:
+        data = self.results.read(20)
+        assert data is not None
+        return decode_result(data)
+
+    def join(self) -> None:
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+        for ring in self._rings:
+            ring.close()
+
+
+@pytest.mark.parametrize("run_ahead", [0, 2])
+def test_both_loops_serve_the_same_tokens(run_ahead: int, expected: list[int]) -> None:
+    served = Served(started_worker(run_ahead))
+    results = []
+    for plan in plans(7):
+        served.plans.write(encode(plan))
+        results.append(served.read())
+    served.plans.write(encode(StopWorkers(0)))
+    served.join()
+    assert served.error is None
+    assert [tokens_of(result)[0] for result in results] == expected
+    assert [result.step_id for result in results] == list(range(8))
+
+
+def test_plans_granted_ahead_are_all_answered_before_stop(expected: list[int]) -> None:
+    served = Served(started_worker())
+    for plan in [*plans(2), StopWorkers(0)]:
+        served.plans.write(encode(plan))
+    served.join()
+    assert [tokens_of(served.read())[0] for _ in range(3)] == expected[:3]
+
+
+def test_a_plan_of_another_epoch_is_dropped(expected: list[int]) -> None:
+    served = Served(started_worker())
+    first, second = plans(1)
+    stale = msgspec.structs.replace(first, epoch=7)
+    for plan in (stale, first, stale, second):
+        served.plans.write(encode(plan))
+    assert [tokens_of(served.read())[0] for _ in range(2)] == expected[:2]
+    served.plans.write(encode(StopWorkers(0)))
+    served.join()
+
+
+@pytest.mark.parametrize("run_ahead", [0, 2])
+def test_a_step_without_a_block_stops_the_worker_and_says_why(run_ahead: int) -> None:
+    served = Served(started_worker(run_ahead))
+    first = ReplicaPlan(1, joins=[join(0, [3], num_prompt=4)], chunks=[chunk(0, PROMPT[:4])])
+    served.plans.write(encode(eager(0, first)))
+    assert isinstance(served.read(), StepResult)
+    served.plans.write(encode(eager(1, ReplicaPlan(1))))
+    failed = served.read()
+    assert isinstance(failed, WorkerFailed) and failed.step_id == 1
+    assert failed.error == "step 1: lanes [0] wrote to the padding block"
+    assert "Traceback" in failed.traceback
+    served.join()
+    assert isinstance(served.error, SlotFault)

@@ -1,0 +1,90 @@
+"""The Worker: one rank's life, from start-up through steps to its end. Plain, without Ray."""
+
+import gc
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from lockstep.comm.messages import StepPlan, StepResult, WorkerReady
+from lockstep.parallel.agreement import propose
+from lockstep.parallel.collective_agreement import CollectiveAgreement
+from lockstep.parallel.rank_spec import RankSpec
+from lockstep.worker.config import WorkerConfig
+from lockstep.worker.graphs.mode import RunMode
+from lockstep.worker.loops import OverlappedLoop, PlainLoop, PlanSource
+from lockstep.worker.metrics import WorkerMetrics
+from lockstep.worker.results import PendingStep
+from lockstep.worker.serving import ResultSink, Serving
+from lockstep.worker.stages import Progress
+from lockstep.worker.start_up import Started, StartUp
+
+if TYPE_CHECKING:
+    from lockstep.parallel.topology import Topology
+
+
+class Worker:
+    """One rank: StepPlan in, StepResult out. Building it costs nothing; ``start`` does.
+
+    Ray actor, torchrun process and unit test are thin shells around it.
+    """
+
+    def __init__(self, config: WorkerConfig, spec: RankSpec, topology: "Topology") -> None:
+        self.config = config
+        self.spec = spec
+        self.metrics = WorkerMetrics()
+        self.replica_index = spec.dp_rank % config.parallel.lockstep_dp_size
+        self._topology = topology
+        self._started: Started | None = None
+        self._agreement: CollectiveAgreement | None = None
+
+    def start(self, progress: Progress | None = None) -> WorkerReady:
+        """Load, warm up, capture, map the KV cache. ``num_blocks`` is the lockstep group's least.
+
+        Args:
+            progress: called with (stage, done, total).
+
+        Raises:
+            ValueError: the configuration cannot be served; the message has the numbers.
+            CommError: ranks disagree, or one is lost.
+        """
+        started = StartUp(self.config, self.spec, self._topology, progress).run()
+        self._started = started
+        if self.config.parallel.verify_agreement:
+            self._agreement = CollectiveAgreement(self._topology.dp, started.dispatcher.dispatch)
+        gc.collect()
+        gc.freeze()
+        return started.ready
+
+    def run(self, plans: PlanSource, results: ResultSink) -> None:
+        """Serve until the scheduler says stop.
+
+        A failure is written to ``results`` as WorkerFailed and then raised. A step that hangs for
+        ``timeout_s`` ends the process: nothing can raise in a stuck collective.
+        """
+        loop = OverlappedLoop if self.config.schedule.async_scheduling else PlainLoop
+        with Serving(self, results) as serving:
+            loop(plans, serving).run()
+
+    def execute(self, plan: StepPlan) -> list[StepResult]:
+        """Take the steps of ``plan`` one after another and wait for each."""
+        return [pending.result() for pending in self.launch(plan)]
+
+    def launch(self, plan: StepPlan) -> Iterator[PendingStep]:
+        """Launch the steps of ``plan`` without waiting, one each time the iterator is advanced."""
+        if self._started is None:
+            raise RuntimeError("start() the worker before its first plan")
+        self._verify(plan)
+        for pending in self._started.runner.launch(plan):
+            self.metrics.launched(plan, self.replica_index)
+            yield pending
+
+    def close(self) -> None:
+        """Release graphs, then memory; communicators that graphs hold must live until then."""
+        if self._started is not None:
+            self._started.memory.close()
+            self._started = None
+            gc.unfreeze()
+
+    def _verify(self, plan: StepPlan) -> None:
+        if self._agreement is not None:
+            own = propose(plan.replicas[self.replica_index], max_mode=RunMode.FULL)
+            self._agreement.verify(plan.epoch, plan.step_id, own, plan.agreement)
