@@ -1,0 +1,89 @@
+"""A lockstep group: replicas that take every step together, and its steps in flight."""
+
+from collections import deque
+from collections.abc import Sequence
+
+from lockstep.comm.errors import RankMismatch
+from lockstep.comm.messages import StepAgreement
+from lockstep.parallel.agreement import Dispatch, Proposal, agree
+from lockstep.worker.schedule.policy import PrefillAlignment
+from lockstep.worker.schedule.replica import Replica, StepLanes
+
+
+class StepInFlight:
+    """A planned step: how to read each replica's result, until that has come."""
+
+    __slots__ = ("agreement", "lanes", "missing", "step_id")
+
+    def __init__(self, step_id: int, agreement: StepAgreement, lanes: list[StepLanes]) -> None:
+        self.step_id = step_id
+        self.agreement = agreement
+        self.lanes: list[StepLanes | None] = list(lanes)
+        self.missing = len(lanes)
+
+
+class LockstepGroup:
+    """Replicas ``first_dp_rank`` .. of one group; step ids count from 0."""
+
+    def __init__(
+        self, first_dp_rank: int, replicas: list[Replica], *, max_prefill_defer_steps: int
+    ) -> None:
+        self.first_dp_rank = first_dp_rank
+        self.replicas = replicas
+        self.alignment = PrefillAlignment(max_prefill_defer_steps)
+        self.in_flight: deque[StepInFlight] = deque()
+        self.next_step_id = 0
+        self._last_agreed: tuple[list[Proposal], StepAgreement] | None = None
+
+    def has_work(self) -> bool:
+        return any(replica.has_work() for replica in self.replicas)
+
+    def agree(
+        self, proposals: list[Proposal], dispatch: Dispatch, *, query_len: int
+    ) -> StepAgreement:
+        """Agreement of the replicas; in steady decode it is that of the step before."""
+        if self._last_agreed is None or self._last_agreed[0] != proposals:
+            agreement = agree(proposals, dispatch, query_len=query_len)
+            self._last_agreed = (proposals, agreement)
+        return self._last_agreed[1]
+
+    def launch(self, agreement: StepAgreement, lanes: list[StepLanes]) -> int:
+        """Note a planned step and return its id."""
+        step_id = self.next_step_id
+        self.in_flight.append(StepInFlight(step_id, agreement, lanes))
+        self.next_step_id += 1
+        return step_id
+
+    def land(self, step_id: int, index: int) -> StepLanes | None:
+        """Take the lane table of a replica's result; None if none is awaited.
+
+        Raises:
+            RankMismatch: the replica has not answered an earlier step.
+        """
+        for step in self.in_flight:
+            lanes = step.lanes[index]
+            if lanes is None:
+                continue
+            if step.step_id == step_id:
+                step.lanes[index] = None
+                step.missing -= 1
+                self._retire()
+                return lanes
+            if step.step_id < step_id < self.next_step_id:
+                raise RankMismatch(
+                    f"dp_rank {self.first_dp_rank + index} answered step {step_id} "
+                    f"before step {step.step_id}"
+                )
+            return None
+        return None
+
+    def missing(self) -> Sequence[int]:
+        """dp_ranks that have not answered the oldest step in flight."""
+        if not self.in_flight:
+            return ()
+        lanes = self.in_flight[0].lanes
+        return [self.first_dp_rank + index for index, each in enumerate(lanes) if each is not None]
+
+    def _retire(self) -> None:
+        while self.in_flight and not self.in_flight[0].missing:
+            self.in_flight.popleft()

@@ -1,0 +1,262 @@
+"""One replica's lanes and blocks, and how its part of a step is planned."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from lockstep.comm.messages import Chunk, JoinLane, LaneBlocks, ReplicaPlan, pack_ids
+from lockstep.worker.config import ScheduleConfig
+from lockstep.worker.request import Request, RequestState
+from lockstep.worker.schedule.block_keys import extend_keys, root_key
+from lockstep.worker.schedule.block_pool import BlockPool
+from lockstep.worker.schedule.lanes import arrange
+from lockstep.worker.schedule.policy import choose_victim
+from lockstep.worker.schedule.waiting import WaitingQueue
+
+
+@dataclass(slots=True)
+class Due:
+    """Lanes that need more than one more decode; found once a step."""
+
+    leaving: list[int] = field(default_factory=list)
+    growing: list[Request] = field(default_factory=list)
+    prefilling: list[Request] = field(default_factory=list)
+    preempted: bool = False
+
+
+class Piece(NamedTuple):
+    """Tokens ``start`` .. ``end - 1`` of a request, computed in one step."""
+
+    request: Request
+    start: int
+    end: int
+
+    @property
+    def samples(self) -> bool:
+        return self.end == self.request.prefill_target
+
+
+class StepLanes(NamedTuple):
+    """How to read a replica's result of a step: requests by lane, and lanes that sample nothing."""
+
+    requests: tuple[Request, ...]
+    pieces: tuple[Piece, ...] = ()
+    silent: frozenset[int] = frozenset()
+
+
+class Replica:
+    """Requests of one dp_rank. A plan is made in two halves, so that a lockstep group can look at
+    all replicas before any of them changes: ``settle`` and ``preempt``, then ``build``.
+
+    Blocks of a request that left are free at once: only plans hand blocks out, and the next plan
+    applies the leave before anything else.
+    """
+
+    def __init__(
+        self, schedule: ScheduleConfig, *, num_blocks: int, block_size: int, caching: bool
+    ) -> None:
+        self.pool = BlockPool(num_blocks)
+        self.waiting = WaitingQueue(self.pool, block_size=block_size, caching=caching)
+        self.lanes: list[Request] = []
+        self.num_preemptions = 0
+        self.num_recomputed_tokens = 0
+        self._block_size = block_size
+        self._caching = caching
+        self._budget = schedule.max_num_batched_tokens
+        self._max_lanes = min(schedule.max_num_seqs, schedule.max_num_batched_tokens)
+        self._preempt = schedule.preempt
+        self._snapshot: tuple[Request, ...] = ()
+
+    def finish(self, request: Request, reason: str) -> None:
+        """End a request in any state; if it has a lane, the next plan takes it out."""
+        request.finish_reason = reason
+        self.waiting.remove(request)
+        self._surrender(request, RequestState.FINISHED)
+
+    def publish(self, request: Request, num_computed: int) -> None:
+        """Let others find the blocks that the first ``num_computed`` tokens, committed, fill."""
+        if not self._caching or not request.block_ids:
+            return
+        full = num_computed // self._block_size
+        root = root_key(salt=request.cache_salt)
+        extend_keys(request.block_keys, request.token_ids, full, self._block_size, root)
+        for index in range(request.num_published, full):
+            self.pool.publish(request.block_ids[index], request.block_keys[index])
+        request.num_published = max(full, request.num_published)
+        request.publish_at = (request.num_published + 1) * self._block_size
+
+    @property
+    def num_running(self) -> int:
+        return sum(request.state is RequestState.RUNNING for request in self.lanes)
+
+    def has_work(self) -> bool:
+        """True if a step is needed: someone waits or runs."""
+        running = (request.state is RequestState.RUNNING for request in self.lanes)
+        return bool(self.waiting) or any(running)
+
+    def settle(self) -> Due:
+        """First half: sort out the lanes that need more than one more decode."""
+        due = Due()
+        for request in [each for each in self.lanes if each.num_planned >= each.next_event]:
+            if request.state is not RequestState.RUNNING:
+                due.leaving.append(request.lane)
+            elif request.is_prefilling:
+                due.prefilling.append(request)
+            elif request.num_planned >= request.max_positions:
+                due.leaving.append(request.lane)
+                self._surrender(request, RequestState.DRAINING)
+            else:
+                due.growing.append(request)
+        return due
+
+    def lacks_blocks(self, due: Due) -> bool:
+        return len(due.growing) > self.pool.available
+
+    def preempt(self, due: Due) -> None:
+        """Send requests back to the queue until the others can go on.
+
+        Only while no step is in flight: a preempted request must know all its tokens.
+        """
+        while self.lacks_blocks(due):
+            running = [each for each in self.lanes if each.state is RequestState.RUNNING]
+            victim = choose_victim(running, self._preempt)
+            due.leaving.append(victim.lane)
+            due.growing = [each for each in due.growing if each is not victim]
+            due.prefilling = [each for each in due.prefilling if each is not victim]
+            due.preempted = True
+            self.num_preemptions += 1
+            self.num_recomputed_tokens += victim.num_planned
+            victim.num_preemptions += 1
+            self._surrender(victim, RequestState.WAITING)
+            self.waiting.put_back(victim)
+
+    def num_decodes(self, due: Due) -> int:
+        return len(self.lanes) - len(due.leaving) - len(due.prefilling)
+
+    def wants_prefill(self, due: Due) -> bool:
+        if due.prefilling:
+            return True
+        running = self._running(due)
+        room = len(running) < self._max_lanes and not due.preempted
+        return room and bool(self.waiting) and self.waiting.could_admit(running)
+
+    def build(self, due: Due, *, prefill: bool) -> tuple[ReplicaPlan, StepLanes]:
+        """Second half: the replica's part of a step; without ``prefill`` prompts wait."""
+        running = self._running(due)
+        budget = self._budget - self.num_decodes(due)
+        for request in running:
+            request.num_planned += 1
+        for request in due.prefilling:
+            request.num_planned -= 1
+        grown = [(request, self._grow(request)) for request in due.growing]
+        pieces, joins = list[Piece](), list[Piece]()
+        if prefill and (due.prefilling or self.waiting):
+            pieces, budget = self._cut(due.prefilling, budget)
+            if not due.preempted:
+                joins = self._admit(running, budget)
+        moves = self._rearrange(due.leaving, [piece.request for piece in joins])
+        return self._plan(due, moves, joins, grown, pieces + joins)
+
+    def _plan(
+        self,
+        due: Due,
+        moves: list[tuple[int, int]],
+        joins: list[Piece],
+        grown: list[tuple[Request, int]],
+        pieces: list[Piece],
+    ) -> tuple[ReplicaPlan, StepLanes]:
+        new_blocks = [LaneBlocks(each.lane, pack_ids([block_id])) for each, block_id in grown]
+        if not pieces and not due.prefilling:
+            plan = ReplicaPlan(len(self.lanes), due.leaving, moves, [], new_blocks)
+            return plan, StepLanes(self._snapshot)
+        cut = {piece.request.lane for piece in pieces}
+        idle = [request.lane for request in due.prefilling if request.lane not in cut]
+        partial = [piece.request.lane for piece in pieces if not piece.samples]
+        plan = ReplicaPlan(
+            num_lanes=len(self.lanes),
+            leaves=due.leaving,
+            moves=moves,
+            joins=[_join(piece) for piece in joins],
+            new_blocks=new_blocks,
+            chunks=[_chunk(piece) for piece in pieces],
+            idle_lanes=idle,
+        )
+        return plan, StepLanes(self._snapshot, tuple(pieces), frozenset(idle + partial))
+
+    def _running(self, due: Due) -> list[Request]:
+        if not due.leaving:
+            return list(self.lanes)
+        return [each for each in self.lanes if each.state is RequestState.RUNNING]
+
+    def _surrender(self, request: Request, state: RequestState) -> None:
+        self.pool.release(request.surrender(state))
+        self.waiting.try_again()
+
+    def _grow(self, request: Request) -> int:
+        (block_id,) = self.pool.take(1)
+        request.block_ids.append(block_id)
+        self._set_next_event(request)
+        return block_id
+
+    def _set_next_event(self, request: Request) -> None:
+        owned = len(request.block_ids) * self._block_size
+        request.next_event = min(owned, request.max_positions)
+
+    def _cut(self, requests: Iterable[Request], budget: int) -> tuple[list[Piece], int]:
+        """The next piece of each prompt, as far as the budget goes."""
+        pieces = list[Piece]()
+        for request in requests:
+            if not budget:
+                break
+            start = request.num_planned
+            request.num_planned = min(request.prefill_target, start + budget)
+            pieces.append(Piece(request, start, request.num_planned))
+            budget -= request.num_planned - start
+            if pieces[-1].samples:
+                self._set_next_event(request)
+        return pieces, budget
+
+    def _admit(self, running: list[Request], budget: int) -> list[Piece]:
+        joins = list[Piece]()
+        admissions = self.waiting.admissions(running)
+        while budget and len(running) < self._max_lanes:
+            request = next(admissions, None)
+            if request is None:
+                break
+            pieces, budget = self._cut([request], budget)
+            joins += pieces
+        return joins
+
+    def _rearrange(self, leaving: list[int], joins: list[Request]) -> list[tuple[int, int]]:
+        if not leaving and not joins:
+            return []
+        num_lanes, moves, join_lanes = arrange(len(self.lanes), leaving, len(joins))
+        for source, target in moves:
+            self.lanes[target] = self.lanes[source]
+            self.lanes[target].lane = target
+        del self.lanes[num_lanes:]
+        for lane, request in zip(join_lanes, joins, strict=True):
+            self.lanes[lane : lane + 1] = [request]
+            request.lane = lane
+        self._snapshot = tuple(self.lanes)
+        return moves
+
+
+def _join(piece: Piece) -> JoinLane:
+    request = piece.request
+    return JoinLane(
+        lane=request.lane,
+        req_id=request.req_id,
+        seed=request.seed,
+        sampling=request.sampling,
+        stop_ids=request.stop_ids,
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_computed_tokens=piece.start,
+        num_output_tokens=request.num_outputs,
+        block_ids=pack_ids(request.block_ids),
+    )
+
+
+def _chunk(piece: Piece) -> Chunk:
+    ids = piece.request.token_ids[piece.start : piece.end]
+    return Chunk(piece.request.lane, pack_ids(ids), piece.samples)

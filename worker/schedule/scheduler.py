@@ -1,0 +1,257 @@
+"""The one planner: queues, lanes and blocks of every replica, and what each group does next."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from lockstep.comm.messages import (
+    AddRequest,
+    ReplicaPlan,
+    StepAgreement,
+    StepPlan,
+    StepResult,
+    TokenDelta,
+)
+from lockstep.parallel.agreement import propose
+from lockstep.parallel.config import ParallelConfig
+from lockstep.worker.config import CacheConfig, GraphConfig, ModelConfig, ScheduleConfig
+from lockstep.worker.graphs.dispatch import create_dispatcher
+from lockstep.worker.graphs.mode import RunMode
+from lockstep.worker.request import Request
+from lockstep.worker.schedule.checks import Limits, QueueFull, check_request
+from lockstep.worker.schedule.group import LockstepGroup
+from lockstep.worker.schedule.policy import LoadBalancer
+from lockstep.worker.schedule.replica import Due, Replica
+from lockstep.worker.schedule.results import read_result
+from lockstep.worker.schedule.seeds import draw_seed
+from lockstep.worker.schedule.stats import ReplicaStats, SchedulerStats
+
+
+class Scheduler:
+    """Plans the steps of all lockstep groups; plain Python, not thread-safe, never waits.
+
+    Turn by turn: ``plan`` gives a step of a group while there is one to give, ``commit`` takes
+    each replica's result in order. With ``run_ahead`` above 1 that many steps of a group may be
+    in flight, else one.
+
+    Args:
+        num_blocks: KV blocks of a replica, block 0 included; one number or one per replica.
+        query_len: tokens per request of a decode step (1 without speculation).
+        epoch: life number of the groups; results of another one are dropped.
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        schedule: ScheduleConfig,
+        cache: CacheConfig,
+        parallel: ParallelConfig,
+        graph: GraphConfig,
+        num_blocks: int | Sequence[int],
+        query_len: int = 1,
+        epoch: int = 0,
+    ) -> None:
+        blocks = [num_blocks] * parallel.dp_size if isinstance(num_blocks, int) else num_blocks
+        if len(blocks) != parallel.dp_size:
+            raise ValueError(
+                f"num_blocks must be given for dp_size={parallel.dp_size} replicas, got {blocks}"
+            )
+        self.epoch = epoch
+        self._schedule = schedule
+        self._query_len = query_len
+        self._dispatch = create_dispatcher(graph, schedule, query_len).dispatch
+        self._limits = Limits(
+            model.vocab_size, schedule.max_model_len, cache.block_size, min(blocks) - 1
+        )
+        self._replicas = [
+            Replica(
+                schedule,
+                num_blocks=count,
+                block_size=cache.block_size,
+                caching=cache.enable_prefix_caching,
+            )
+            for count in blocks
+        ]
+        self._groups = self._form_groups(parallel.lockstep_dp_size)
+        self._balancer = LoadBalancer(parallel.dp_size)
+        self._requests: dict[str, Request] = {}
+        self._num_arrived = 0
+        self._deltas: list[TokenDelta] = []
+        self._counts: Counter[str] = Counter()
+        self._finished: Counter[str] = Counter()
+        self._steps: Counter[int] = Counter()
+
+    def _form_groups(self, size: int) -> list[LockstepGroup]:
+        return [
+            LockstepGroup(
+                first,
+                self._replicas[first : first + size],
+                max_prefill_defer_steps=self._schedule.max_prefill_defer_steps,
+            )
+            for first in range(0, len(self._replicas), size)
+        ]
+
+    @property
+    def num_groups(self) -> int:
+        return len(self._groups)
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(len(replica.waiting) for replica in self._replicas)
+
+    def check(self, add: AddRequest) -> None:
+        """Raise what ``add`` would raise about the request itself; safe from any thread."""
+        check_request(add, self._limits)
+
+    def add(self, add: AddRequest) -> None:
+        """Queue a request.
+
+        Raises:
+            ValueError: names field, value and limit: an id out of range, a prompt that is empty
+                or too long, a request that can never fit, a ``req_id`` that is in use.
+            QueueFull: ``max_queued_requests`` wait already.
+        """
+        max_outputs = check_request(add, self._limits)
+        if add.req_id in self._requests:
+            raise ValueError(f"req_id must not be in use, got {add.req_id!r} twice")
+        limit = self._schedule.max_queued_requests
+        if limit is not None and self.num_waiting >= limit:
+            raise QueueFull(f"max_queued_requests must be at most {limit}, got one more")
+        seed = add.sampling.seed
+        if seed is None:
+            seed = draw_seed(self._schedule.seed, self._num_arrived)
+        request = Request(add, max_outputs=max_outputs, seed=seed, arrival=self._num_arrived)
+        self._num_arrived += 1
+        self._requests[add.req_id] = request
+        self._replicas[self._balancer.place(request)].waiting.enqueue(request)
+
+    def abort(self, req_id: str) -> None:
+        """End a request in any state; one that is not known is only counted."""
+        request = self._requests.get(req_id)
+        if request is None:
+            self._counts["unknown_aborts"] += 1
+            return
+        self._finish(request, "abort")
+        self._deltas.append(TokenDelta(req_id, finish_reason="abort"))
+
+    def fail_all(self, error: str) -> None:
+        """End every request with an error, since the ranks cannot go on."""
+        for request in list(self._requests.values()):
+            self._finish(request, "error")
+            self._deltas.append(TokenDelta(request.req_id, finish_reason="error", error=error))
+
+    def plan(self, group: int) -> StepPlan | None:
+        """The next step of a group; None if there is nothing to do or results are awaited."""
+        ours = self._groups[group]
+        if len(ours.in_flight) >= max(1, self._schedule.run_ahead) or not ours.has_work():
+            return None
+        dues = [replica.settle() for replica in ours.replicas]
+        if not self._make_room(ours, dues) or not ours.has_work():
+            return None
+        pairs = list(zip(ours.replicas, dues, strict=True))
+        prefill = len(pairs) == 1 or ours.alignment.allow(
+            [replica.wants_prefill(due) for replica, due in pairs],
+            [replica.num_decodes(due) > 0 for replica, due in pairs],
+        )
+        built = [replica.build(due, prefill=prefill) for replica, due in pairs]
+        plans = [plan for plan, _ in built]
+        proposals = [
+            propose(plan, max_mode=RunMode.FULL, query_len=self._query_len) for plan in plans
+        ]
+        agreement = ours.agree(proposals, self._dispatch, query_len=self._query_len)
+        self._count_step(agreement, plans)
+        step_id = ours.launch(agreement, [lanes for _, lanes in built])
+        return StepPlan(self.epoch, step_id, agreement, plans)
+
+    def _make_room(self, group: LockstepGroup, dues: list[Due]) -> bool:
+        """False if blocks are short and steps in flight may still free some."""
+        for replica, due in zip(group.replicas, dues, strict=True):
+            if not replica.lacks_blocks(due):
+                continue
+            if group.in_flight:
+                return False
+            replica.preempt(due)
+        return True
+
+    def commit(self, result: StepResult) -> list[TokenDelta]:
+        """Take a replica's result and return the new tokens.
+
+        One of another epoch, of a step that is not in flight, or of a tp_rank above 0 is dropped.
+
+        Raises:
+            RankMismatch: the result does not fit what was planned.
+        """
+        size = len(self._groups[0].replicas)
+        group_index, index = divmod(result.dp_rank, size)
+        lanes = None
+        if result.epoch == self.epoch and not result.tp_rank:
+            lanes = self._groups[group_index].land(result.step_id, index)
+        if lanes is None:
+            self._counts["dropped_results"] += 1
+            return []
+        return read_result(
+            self._replicas[result.dp_rank],
+            lanes,
+            result,
+            vocab_size=self._limits.vocab_size,
+            finish=self._finish,
+        )
+
+    def take_deltas(self) -> list[TokenDelta]:
+        """Ends that came without a step: aborts and errors, each once."""
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def has_work(self) -> bool:
+        return bool(self._requests)
+
+    def missing(self, group: int) -> Sequence[int]:
+        """dp_ranks that have not answered the group's oldest step in flight."""
+        return self._groups[group].missing()
+
+    def stats(self) -> SchedulerStats:
+        return SchedulerStats(
+            replicas=[_replica_stats(replica) for replica in self._replicas],
+            steps_by_run_mode={RunMode(mode).name: count for mode, count in self._steps.items()},
+            num_tokens=self._counts["tokens"],
+            num_padding_tokens=self._counts["padding_tokens"],
+            num_finished=dict(self._finished),
+            num_dropped_results=self._counts["dropped_results"],
+            num_unknown_aborts=self._counts["unknown_aborts"],
+        )
+
+    def check_conserved(self) -> None:
+        """Raise AssertionError unless every block is free, cached, or held by a live request."""
+        for replica in self._replicas:
+            replica.pool.check_conserved(request.block_ids for request in replica.lanes)
+
+    def _finish(self, request: Request, reason: str) -> None:
+        del self._requests[request.req_id]
+        self._finished[reason] += 1
+        self._balancer.credit(request)
+        self._replicas[request.replica].finish(request, reason)
+
+    def _count_step(self, agreement: StepAgreement, plans: list[ReplicaPlan]) -> None:
+        real = sum(
+            count
+            for count, plan in zip(agreement.num_tokens_across_dp, plans, strict=True)
+            if plan.num_lanes
+        )
+        padded = agreement.num_tokens_padded
+        total = sum(agreement.num_tokens_across_dp) if padded is None else padded * len(plans)
+        self._steps[agreement.run_mode] += 1
+        self._counts["tokens"] += real
+        self._counts["padding_tokens"] += total - real
+
+
+def _replica_stats(replica: Replica) -> ReplicaStats:
+    return ReplicaStats(
+        num_waiting=len(replica.waiting),
+        num_running=replica.num_running,
+        num_blocks=replica.pool.total,
+        num_free_blocks=replica.pool.num_free,
+        num_cached_blocks=replica.pool.num_cached,
+        num_preemptions=replica.num_preemptions,
+        num_recomputed_tokens=replica.num_recomputed_tokens,
+        num_cached_tokens=replica.waiting.num_cached_tokens,
+        num_looked_up_tokens=replica.waiting.num_looked_up_tokens,
+    )
