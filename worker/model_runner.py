@@ -7,8 +7,10 @@ import numpy as np
 
 from lockstep.comm.messages import ReplicaPlan, StepPlan
 from lockstep.parallel.rank_spec import RankSpec
+from lockstep.worker.host_logprobs import HostLogprobs, lanes_with_logprobs
 from lockstep.worker.lanes import LaneTable
 from lockstep.worker.results import HostRow, PendingStep, StepIdentity
+from lockstep.worker.sampler import SampleOutput
 from lockstep.worker.sampling_state import LaneSampling
 from lockstep.worker.state import StepState
 from lockstep.worker.step import Step
@@ -50,8 +52,8 @@ class ModelRunner:
         replica = plan.replicas[self._replica_index]
         self._apply(replica)
         for offset in range(plan.num_steps):
-            self._run(plan, replica)
-            yield self._pending(plan, plan.step_id + offset, replica.num_lanes)
+            logprobs = self._run(plan, replica)
+            yield self._pending(plan, plan.step_id + offset, replica.num_lanes, logprobs)
 
     def clear(self) -> None:
         """Forget all lanes and steps, after warm-up."""
@@ -66,24 +68,27 @@ class ModelRunner:
         parts.sampling.move_rows(replica.moves)
         parts.sampling.write_rows(replica.joins)
 
-    def _run(self, plan: StepPlan, replica: ReplicaPlan) -> None:
+    def _run(self, plan: StepPlan, replica: ReplicaPlan) -> HostLogprobs | None:
         query_lens, samples = _schedule(replica)
         if (query_lens, samples) != self._schedule:
             self._parts.state.set_schedule(*self._parts.upload.send(query_lens, samples))
             self._schedule = (query_lens, samples)
         if replica.chunks:
-            self._run_mixed(replica, query_lens)
+            sampled = self._run_mixed(replica, query_lens)
         else:
-            self._run_decode(plan, replica)
+            sampled = self._run_decode(plan, replica)
+        if sampled.logprobs is None:
+            return None
+        wanted = lanes_with_logprobs(self._parts.sampling, replica.num_lanes)
+        return HostLogprobs(sampled.logprobs, wanted)
 
-    def _run_decode(self, plan: StepPlan, replica: ReplicaPlan) -> None:
+    def _run_decode(self, plan: StepPlan, replica: ReplicaPlan) -> SampleOutput:
         num_lanes = plan.agreement.num_tokens_padded or max(1, replica.num_lanes)
-        variant = self._parts.sampling.variant()
-        step = self._parts.step
-        step.body(self._parts.inputs.decode(num_lanes))
-        step.tail(num_lanes, variant)
+        parts = self._parts
+        parts.step.body(parts.inputs.decode(num_lanes))
+        return parts.step.tail(num_lanes, parts.sampling.variant())
 
-    def _run_mixed(self, replica: ReplicaPlan, query_lens: list[int]) -> None:
+    def _run_mixed(self, replica: ReplicaPlan, query_lens: list[int]) -> SampleOutput:
         parts = self._parts
         chunk_ids, token_lanes, from_chunk = parts.upload.send(*_tokens(replica, query_lens))
         starts = np.cumsum([0, *query_lens])
@@ -93,11 +98,12 @@ class ModelRunner:
             parts.sampling.record_chunk(chunk.lane, chunk_ids[span], start=start)
         # 1 would say that every row has exactly one query, which idle lanes have not.
         longest = max(2, *query_lens)
-        inputs = parts.inputs.mixed(chunk_ids, token_lanes, from_chunk, longest)
-        parts.step.body(inputs)
-        parts.step.tail(replica.num_lanes, parts.sampling.variant())
+        parts.step.body(parts.inputs.mixed(chunk_ids, token_lanes, from_chunk, longest))
+        return parts.step.tail(replica.num_lanes, parts.sampling.variant())
 
-    def _pending(self, plan: StepPlan, step_id: int, num_lanes: int) -> PendingStep:
+    def _pending(
+        self, plan: StepPlan, step_id: int, num_lanes: int, logprobs: HostLogprobs | None
+    ) -> PendingStep:
         row = self._rows[self._num_launched % len(self._rows)]
         row.start(self._parts.state.output, self._num_launched)
         self._num_launched += 1
@@ -105,7 +111,7 @@ class ModelRunner:
         identity = StepIdentity(
             plan.epoch, step_id, spec.dp_rank, spec.tp_rank, num_lanes, run_mode
         )
-        return PendingStep(identity, row)
+        return PendingStep(identity, row, logprobs)
 
 
 def _schedule(replica: ReplicaPlan) -> tuple[list[int], list[int]]:

@@ -7,13 +7,13 @@ import torch
 
 from lockstep.comm.errors import RankMismatch
 from lockstep.comm.messages import StepResult
+from lockstep.worker.host_logprobs import HostLogprobs
 from lockstep.worker.output_ring import (
-    COUNT,
     NOT_FINITE,
     OUT_OF_STEP,
+    PEER_SHIFT,
     SLOT_FAULT,
     STATUS,
-    TOKEN,
     OutputRing,
 )
 
@@ -69,6 +69,7 @@ class PendingStep:
 
     identity: StepIdentity
     row: HostRow
+    logprobs: HostLogprobs | None = None
 
     def ready(self) -> bool:
         return self.row.ready()
@@ -85,16 +86,17 @@ class PendingStep:
             RankMismatch: a replica of the lockstep group is at another step.
         """
         step, row = self.identity, self.row.take()
-        lanes = row[:, : step.num_lanes]
         _check(row[STATUS], step)
+        counts, token_ids, status = row[:, : step.num_lanes]
         return StepResult(
             epoch=step.epoch,
             step_id=step.step_id,
             dp_rank=step.dp_rank,
             tp_rank=step.tp_rank,
-            counts=lanes[COUNT].astype("<i4").tobytes(),
-            token_ids=lanes[TOKEN].astype("<i4").tobytes(),
-            bad_lanes=np.flatnonzero(lanes[STATUS] & NOT_FINITE).tolist(),
+            counts=counts.astype("<i4").tobytes(),
+            token_ids=token_ids.astype("<i4").tobytes(),
+            bad_lanes=np.flatnonzero(status & NOT_FINITE).tolist(),
+            logprobs=self.logprobs.read(counts, token_ids) if self.logprobs else [],
             run_mode=step.run_mode,
         )
 
@@ -105,6 +107,6 @@ def _check(status: np.ndarray, step: StepIdentity) -> None:
         raise SlotFault(f"step {step.step_id}: lanes {faulty} wrote to the padding block")
     if status[0] & OUT_OF_STEP:
         raise RankMismatch(
-            f"step {step.step_id}: replicas of the lockstep group of dp_rank {step.dp_rank} "
-            "are not at the same step"
+            f"step {step.step_id}: replica {int(status[0]) >> PEER_SHIFT} of the lockstep group "
+            f"is not at the step of dp_rank {step.dp_rank}"
         )

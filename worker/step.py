@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lockstep.worker.forward import ForwardInputs
 from lockstep.worker.kv_cache import KVCache
-from lockstep.worker.output_ring import NOT_FINITE, OUT_OF_STEP, SLOT_FAULT
+from lockstep.worker.output_ring import NOT_FINITE, OUT_OF_STEP, PEER_SHIFT, SLOT_FAULT
 from lockstep.worker.sampler import SampleOutput, Sampler
 from lockstep.worker.sampling_state import Variant
 from lockstep.worker.state import StepState
@@ -76,5 +76,6 @@ class Step:
         status = not_finite.int() * NOT_FINITE + self.state.faults[:num_lanes] * SLOT_FAULT
         if self.dp.size == 1:
             return status
-        steps = self.state.peer_steps
-        return status + (steps != steps[self.dp.rank]).any().int() * OUT_OF_STEP
+        differs = (self.state.peer_steps != self.state.peer_steps[self.dp.rank]).int()
+        out_of_step = OUT_OF_STEP + (differs.argmax() << PEER_SHIFT)
+        return status + (differs.amax() * out_of_step).int()

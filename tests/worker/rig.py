@@ -96,6 +96,7 @@ class Rig:
     model: DecoderModel
     kv: KVCache
     state: StepState
+    sampling: LaneSampling
     runner: ModelRunner
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -136,7 +137,7 @@ def make_rig(model: DecoderModel | None = None, *, num_blocks: int = 40, run_ahe
         inputs=StepInputs(state, BLOCK_SIZE, MAX_MODEL_LEN),
         step=Step(model, kv, state, Sampler(sampling, Alone()), Alone()),
     )
-    return Rig(model, kv, state, ModelRunner(parts, 0))
+    return Rig(model, kv, state, sampling, ModelRunner(parts, 0))
 
 
 def decode_alone(model: DecoderModel, prompt: list[int], num_tokens: int) -> list[int]:
@@ -206,6 +207,12 @@ def eager(step_id: int, replica: ReplicaPlan, *, num_steps: int = 1) -> StepPlan
     uniform = 0 if replica.chunks else 1
     agreement = StepAgreement(RunMode.EAGER, None, [num_tokens], uniform)
     return StepPlan(0, step_id, agreement, [replica], num_steps)
+
+
+def padded(step_id: int, replica: ReplicaPlan, size: int) -> StepPlan:
+    """A decode step of ``size`` lanes, those beyond the replica's own being padding."""
+    agreement = StepAgreement(RunMode.EAGER, size, [size], 1)
+    return StepPlan(0, step_id, agreement, [replica])
 
 
 def full(step_id: int, replica: ReplicaPlan, size: int, *, num_steps: int = 1) -> StepPlan:
