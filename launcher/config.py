@@ -42,7 +42,9 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _help("auto: float32 on a CPU, the model's own on CUDA"),
     ] = "auto"
     device: Annotated[Literal["auto", "cuda", "cpu"], _help("auto: cuda if there is one")] = "auto"
-    seed: Annotated[int, _help("seed of dummy weights")] = 0
+    seed: Annotated[
+        int | None, _help("of dummy weights; request i that has no seed of its own gets N + i")
+    ] = None
 
     tensor_parallel_size: Annotated[Count, _help("ranks that share one copy of the model")] = 1
     data_parallel_size: Annotated[Count, _help("copies of the model")] = 1

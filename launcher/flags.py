@@ -1,6 +1,7 @@
 """Command-line flags made from the fields of a struct, so that each setting is written once."""
 
 import argparse
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -15,16 +16,28 @@ _SCALARS: dict[type[inspect.Type], type] = {
 
 
 def add_flags(
-    parser: argparse.ArgumentParser, struct: type[msgspec.Struct], skip: tuple[str, ...] = ()
+    parser: argparse._ActionsContainer,
+    struct: type[msgspec.Struct],
+    *,
+    skip: Collection[str] = (),
+    help: Mapping[str, str] | None = None,
 ) -> None:
-    """One ``--flag-name`` a field. Flags that are not given leave nothing in the namespace."""
+    """One ``--flag-name`` a field. Flags that are not given leave nothing in the namespace.
+
+    Args:
+        parser: a parser or a group of one.
+        struct: its fields' types and descriptions become types and help texts.
+        skip: fields without a flag.
+        help: help texts of fields that have no description.
+    """
     info = inspect.type_info(struct)
     assert isinstance(info, inspect.StructType)
     for field in info.fields:
         if field.name not in skip:
             names = [f"--{field.name.replace('_', '-')}"]
             names += [SHORT[field.name]] if field.name in SHORT else []
-            parser.add_argument(*names, dest=field.name, **_options(field))
+            text = (help or {}).get(field.name, "")
+            parser.add_argument(*names, dest=field.name, **_options(field, text))
 
 
 def given(namespace: argparse.Namespace, struct: type[msgspec.Struct]) -> dict[str, Any]:
@@ -33,9 +46,10 @@ def given(namespace: argparse.Namespace, struct: type[msgspec.Struct]) -> dict[s
     return {name: values[name] for name in struct.__struct_fields__ if name in values}
 
 
-def _options(field: inspect.Field) -> dict[str, Any]:
-    type_, text = _unwrap(field.type)
-    if field.default not in (msgspec.NODEFAULT, None):
+def _options(field: inspect.Field, text: str) -> dict[str, Any]:
+    type_, description = _unwrap(field.type)
+    text = description or text
+    if field.default not in (msgspec.NODEFAULT, None, ()):
         text = f"{text} (default {_shown(field.default)})".strip()
     options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": text.replace("%", "%%")}
     if isinstance(type_, inspect.BoolType):
@@ -43,9 +57,15 @@ def _options(field: inspect.Field) -> dict[str, Any]:
     if isinstance(type_, inspect.LiteralType):
         return options | {"choices": type_.values}
     if isinstance(type_, inspect.VarTupleType):
-        item, _ = _unwrap(type_.item_type)
-        return options | {"nargs": "+", **_scalar(item)}
+        return options | _repeated(_unwrap(type_.item_type)[0])
     return options | _scalar(type_)
+
+
+def _repeated(item: inspect.Type) -> dict[str, Any]:
+    """Numbers follow one flag; texts repeat the flag, so that they do not swallow prompts."""
+    if isinstance(item, inspect.StrType):
+        return {"action": "append", **_scalar(item)}
+    return {"action": "extend", "nargs": "+", **_scalar(item)}
 
 
 def _scalar(type_: inspect.Type) -> dict[str, Any]:

@@ -4,7 +4,6 @@
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -20,9 +19,9 @@ from lockstep.worker.config import (
     ScheduleConfig,
     WorkerConfig,
 )
-
-if TYPE_CHECKING:
-    from lockstep.worker.weights.generation import GenerationDefaults
+from lockstep.worker.weights.generation import GenerationDefaults, read_generation_defaults
+from lockstep.worker.weights.model_config import model_config_from
+from lockstep.worker.weights.resolve import resolve_model
 
 CPU_KV_BYTES = 1 << 30
 RUN_AHEAD = 2
@@ -50,7 +49,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     worker: WorkerConfig
     device: Device
     served_model_name: str
-    generation: "GenerationDefaults"
+    generation: GenerationDefaults
     notes: tuple[str, ...] = ()
 
     @property
@@ -76,10 +75,6 @@ def resolve(
     Raises:
         ConfigError: the model cannot be found or served, or settings do not fit it.
     """
-    from lockstep.worker.weights.generation import read_generation_defaults
-    from lockstep.worker.weights.model_config import model_config_from
-    from lockstep.worker.weights.resolve import resolve_model
-
     device: Device = config.device if config.device != "auto" else _detect(has_cuda)
     try:
         path = str(resolve_model(config.model, progress=progress))
@@ -122,7 +117,7 @@ def plan_worker(
         dtype=_dtype(config, model, device),
         attention_backend=config.attention_backend,
         all_reduce=config.all_reduce,
-        seed=config.seed,
+        seed=config.seed or 0,
     )
     return worker, notes
 

@@ -1,6 +1,7 @@
 """Plain data (TOML, JSON, flags) into structs, with errors that name field, value and limit."""
 
 import re
+from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
@@ -8,6 +9,9 @@ import msgspec
 
 T = TypeVar("T")
 _SHOWN = 80
+_LOCATED = re.compile(
+    r"(?P<what>.*) - at (?:`key` in )?`\$\.(?P<field>\w+)(?P<rest>.*)`", re.DOTALL
+)
 
 
 def convert(data: dict[str, Any], into: type[T]) -> T:
@@ -19,20 +23,21 @@ def convert(data: dict[str, Any], into: type[T]) -> T:
     fields = [f.encode_name for f in msgspec.structs.fields(into)]  # type: ignore[arg-type]
     for key in data:
         if key not in fields:
-            raise ValueError(f"unknown field {key!r}{_suggestion(key, fields)}")
+            raise ValueError(f"unknown field {key!r}{suggestion(key, fields)}")
     try:
         return msgspec.convert(data, into, strict=True, str_keys=True)
     except msgspec.ValidationError as error:
         raise ValueError(_explain(str(error), data)) from None
 
 
-def _suggestion(key: str, fields: list[str]) -> str:
-    close = get_close_matches(str(key), fields, n=1)
-    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(fields)}"
+def suggestion(key: str, known: Sequence[str]) -> str:
+    """The end of an error about an unknown name: the one that was meant, or all there are."""
+    close = get_close_matches(str(key), known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"
 
 
 def _explain(message: str, data: dict[str, Any]) -> str:
-    found = re.fullmatch(r"(?P<what>.*) - at `\$\.(?P<field>\w+)(?P<rest>.*)`", message, re.S)
+    found = _LOCATED.fullmatch(message)
     if found is None:
         return message
     field = found["field"]

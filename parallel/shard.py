@@ -80,7 +80,8 @@ class HeadLayout:
     def __post_init__(self) -> None:
         heads, kv_heads, tp_size = self.num_heads, self.num_kv_heads, self.tp_size
         if min(heads, kv_heads, tp_size) < 1:
-            raise ValueError(f"need at least 1, got {heads=}, {kv_heads=}, {tp_size=}")
+            counts = f"{heads}, {kv_heads}, {tp_size}"
+            raise ValueError(f"num_heads, num_kv_heads, tp_size must be at least 1, got {counts}")
         if heads % kv_heads:
             raise ValueError(f"num_heads {heads} is not a multiple of num_kv_heads {kv_heads}")
         if tp_size > heads:

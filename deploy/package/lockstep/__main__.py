@@ -1,0 +1,3 @@
+from lockstep.launcher.cli import main
+
+raise SystemExit(main())

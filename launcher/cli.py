@@ -1,0 +1,156 @@
+"""The ``lockstep`` command.
+
+Answers go to standard output and everything else to standard error. Exit codes: see
+``launcher.errors``.
+"""
+
+import argparse
+import json
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+import msgspec
+
+from lockstep.comm.sampling import SamplingParams
+from lockstep.launcher import flags
+from lockstep.launcher.config import LaunchConfig, build_config
+from lockstep.launcher.errors import ConfigError, LaunchError
+from lockstep.launcher.front_end import StartEngine, start_default_engine
+from lockstep.launcher.generate import GenerateOptions, check_paths, generate, summarize
+from lockstep.launcher.progress import stages
+from lockstep.launcher.resolve import Resolved, resolve
+from lockstep.launcher.strict import convert
+
+INTERRUPTED = 130
+TERMINATED = 143
+
+_SAMPLING_HELP = {
+    "temperature": "0 is greedy",
+    "top_p": "keep the likeliest tokens of this total probability",
+    "top_k": "keep this many of the likeliest tokens; 0: all",
+    "min_p": "drop tokens below this share of the likeliest one's probability",
+    "max_tokens": "most new tokens of a request (256)",
+    "min_tokens": "no end before this many new tokens",
+    "ignore_eos": "go on after an end token",
+    "stop": "texts that end an answer",
+    "stop_token_ids": "token ids that end an answer",
+    "include_stop_str_in_output": "leave the stop text in the answer",
+    "presence_penalty": "subtracted from tokens that have occurred",
+    "frequency_penalty": "subtracted once for each occurrence",
+    "repetition_penalty": "divides logits of tokens of prompt and answer",
+    "logprobs": "report log-probabilities, with this many alternatives",
+}
+# A request's own seed is set in JSONL; the flag --seed is the engine's and numbers requests on.
+_NO_FLAG = ("seed", "logit_bias")
+
+
+class Command(msgspec.Struct, frozen=True, kw_only=True):
+    """A parsed and checked command line."""
+
+    launch: LaunchConfig
+    options: GenerateOptions
+
+
+def parse(argv: Sequence[str]) -> Command:
+    """Read the command line and the files that it names as configuration.
+
+    Raises:
+        ConfigError: settings that cannot work; names the field, the value and the limit.
+        SystemExit: unknown flags (2), or help was asked for (0).
+    """
+    namespace = _parser().parse_args(argv)
+    file = Path(namespace.config) if namespace.config else None
+    options = GenerateOptions(
+        prompts=tuple(namespace.prompts),
+        prompts_file=namespace.prompts_file,
+        prompts_format=namespace.prompts_format,
+        output=namespace.output,
+        raw=namespace.raw,
+        sampling=_sampling(namespace),
+    )
+    check_paths(options)
+    return Command(launch=build_config(flags.given(namespace, LaunchConfig), file), options=options)
+
+
+def run(command: Command, start_engine: StartEngine, *, resolved: Resolved | None = None) -> int:
+    """Start an engine, generate, end the engine; returns the exit code.
+
+    Raises:
+        LaunchError: the engine cannot start, or dies.
+    """
+    with stages() as progress:
+        resolved = resolved or resolve(command.launch, progress=progress)
+        for note in resolved.notes:
+            sys.stderr.write(f"lockstep: {note}\n")
+        engine = start_engine(resolved, progress)
+    try:
+        totals = generate(command.options, resolved, engine)
+        sys.stderr.write(summarize(resolved, engine.summary(), totals))
+    finally:
+        engine.shutdown()
+    return 1 if totals.failed else 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry of the console script: engines run as Ray actors."""
+    return guarded(sys.argv[1:] if argv is None else argv, start_default_engine)
+
+
+def guarded(argv: Sequence[str], start_engine: StartEngine) -> int:
+    """``parse`` and ``run`` with every failure as a line on standard error and an exit code."""
+    signal.signal(signal.SIGTERM, _exit_on_term)
+    try:
+        return run(parse(argv), start_engine)
+    except LaunchError as error:
+        sys.stderr.write(f"lockstep: {error}\n")
+        return error.exit_code
+    except KeyboardInterrupt:
+        sys.stderr.write("lockstep: interrupted\n")
+        return INTERRUPTED
+
+
+def _exit_on_term(signum: int, frame: FrameType | None) -> NoReturn:
+    # Leaves by way of the finally blocks, which end the engine's processes.
+    raise SystemExit(TERMINATED)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="lockstep", description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_generate(commands.add_parser("generate", help="answer prompts", allow_abbrev=False))
+    return parser
+
+
+def _add_generate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="prompts to answer")
+    parser.add_argument("--config", metavar="FILE", help="TOML file of engine settings")
+    parser.add_argument(
+        "--prompts-file", metavar="FILE", help="a prompt a line, or JSONL; '-' is standard input"
+    )
+    parser.add_argument("--prompts-format", choices=("auto", "text", "jsonl"), default="auto")
+    parser.add_argument("--output", metavar="FILE.jsonl", help="write answers there, in order")
+    parser.add_argument("--raw", action="store_true", help="leave the chat template out")
+    engine = parser.add_argument_group("engine")
+    flags.add_flags(engine, LaunchConfig)
+    sampling = parser.add_argument_group("sampling", "defaults come from the model's files")
+    flags.add_flags(sampling, SamplingParams, skip=_NO_FLAG, help=_SAMPLING_HELP)
+    sampling.add_argument(
+        "--logit-bias", metavar="JSON", default=argparse.SUPPRESS, help='such as {"42": -5.0}'
+    )
+
+
+def _sampling(namespace: argparse.Namespace) -> dict[str, Any]:
+    """Sampling flags that were given, checked once for all prompts."""
+    fields = flags.given(namespace, SamplingParams)
+    fields.pop("seed", None)
+    try:
+        if "logit_bias" in fields:
+            fields["logit_bias"] = json.loads(fields["logit_bias"])
+        convert(fields, SamplingParams)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return fields

@@ -1,0 +1,79 @@
+"""A started engine with the tokenizer before it: what every way in (command, class) is built on."""
+
+from collections.abc import Callable
+from typing import Any
+
+from lockstep.launcher.engine import EngineClient, Progress
+from lockstep.launcher.errors import ConfigError
+from lockstep.launcher.prepare import Preparer
+from lockstep.launcher.resolve import Resolved
+from lockstep.launcher.session import Session
+from lockstep.launcher.tokenize import (
+    TOKENIZER,
+    AnyTokenizer,
+    NoTokenizer,
+    load_tokenizer,
+    read_files,
+)
+from lockstep.worker.weights.generation import GenerationDefaults
+
+StartEngine = Callable[[Resolved, Progress], EngineClient]
+
+DEFAULT_MAX_TOKENS = 256
+# Enough in flight that a replica that ends several requests in one step finds others waiting.
+_QUEUED_PER_LANE = 2
+
+
+def open_tokenizer(resolved: Resolved) -> AnyTokenizer:
+    """The tokenizer of the model, or of ``--tokenizer``; dummy weights can do without one.
+
+    Raises:
+        ConfigError: a file is missing or damaged; names it.
+    """
+    launch = resolved.launch
+    path = launch.tokenizer or resolved.worker.model_path
+    try:
+        if launch.load_format == "dummy" and TOKENIZER not in read_files(path):
+            return NoTokenizer()
+        return load_tokenizer(path, chat_template=launch.chat_template)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def create_preparer(
+    resolved: Resolved, tokenizer: AnyTokenizer, *, overrides: dict[str, Any], raw: bool
+) -> Preparer:
+    """Prompts get the model's sampling defaults, replaced by ``overrides``, then by their own."""
+    return Preparer(
+        tokenizer,
+        vocab_size=resolved.worker.model.vocab_size,
+        end_ids=resolved.generation.eos_token_ids,
+        defaults=sampling_defaults(resolved.generation) | overrides,
+        raw=raw,
+        seed=resolved.launch.seed,
+    )
+
+
+def sampling_defaults(generation: GenerationDefaults) -> dict[str, Any]:
+    """Sampling parameters that the model's files set, and our bound on the output."""
+    named = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    values = {name: getattr(generation, name) for name in named}
+    said = {name: value for name, value in values.items() if value is not None}
+    return said | {"max_tokens": DEFAULT_MAX_TOKENS}
+
+
+def create_session(
+    resolved: Resolved, engine: EngineClient, tokenizer: AnyTokenizer, *, prefix: str = "r"
+) -> Session:
+    """A session that keeps every lane of every replica busy."""
+    lanes = resolved.worker.schedule.max_num_seqs * resolved.worker.parallel.dp_size
+    queued = resolved.worker.schedule.max_queued_requests
+    window = lanes * _QUEUED_PER_LANE if queued is None else min(lanes, queued)
+    return Session(engine, tokenizer, window=max(window, 1), prefix=prefix)
+
+
+def start_default_engine(resolved: Resolved, progress: Progress) -> EngineClient:
+    """Ranks as Ray actors. Ray is loaded only now: other launchers must not need it."""
+    from lockstep.launcher.cluster import start_ray_engine
+
+    return start_ray_engine(resolved, progress)

@@ -1,0 +1,177 @@
+"""``lockstep generate``: prompts in, answers out, a summary at the end."""
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from lockstep.launcher.engine import EngineClient, EngineSummary
+from lockstep.launcher.errors import ConfigError
+from lockstep.launcher.front_end import create_preparer, create_session, open_tokenizer
+from lockstep.launcher.inputs import BadInput, Format, PromptInput, read_lines
+from lockstep.launcher.outputs import RequestOutput
+from lockstep.launcher.prepare import Preparer
+from lockstep.launcher.printer import AnswerPrinter
+from lockstep.launcher.resolve import Resolved
+from lockstep.launcher.session import Progressed, Submission, in_order
+
+STDIN = "-"
+
+
+class GenerateOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What to generate from and where answers go. ``sampling`` holds the flags that were given."""
+
+    prompts: tuple[str, ...] = ()
+    prompts_file: str | None = None
+    prompts_format: Format = "auto"
+    output: str | None = None
+    raw: bool = False
+    sampling: dict[str, Any] = {}
+
+
+class Totals(msgspec.Struct):
+    """Counts of a run, and the seconds that it took."""
+
+    requests: int = 0
+    failed: int = 0
+    prompt_tokens: int = 0
+    new_tokens: int = 0
+    seconds: float = 0.0
+
+    def add(self, output: RequestOutput) -> None:
+        self.requests += 1
+        self.failed += output.error is not None
+        self.prompt_tokens += output.num_prompt_tokens
+        self.new_tokens += len(output.token_ids)
+
+
+def check_paths(options: GenerateOptions) -> None:
+    """Refuse what would fail only after a long start.
+
+    Raises:
+        ConfigError: no prompts, an unreadable file, or no folder to write the output to.
+    """
+    if not options.prompts and options.prompts_file is None:
+        raise ConfigError("no prompts: give some as arguments, or --prompts-file FILE ('-': stdin)")
+    if options.prompts and options.prompts_file is not None:
+        raise ConfigError("prompts given both as arguments and as --prompts-file")
+    if options.prompts_file not in (None, STDIN) and not Path(options.prompts_file).is_file():
+        raise ConfigError(f"--prompts-file {options.prompts_file}: there is no such file")
+    if options.output is not None and not Path(options.output).absolute().parent.is_dir():
+        raise ConfigError(f"--output {options.output}: its folder does not exist")
+
+
+def generate(options: GenerateOptions, resolved: Resolved, engine: EngineClient) -> Totals:
+    """Run every prompt; write the answers to ``--output`` or to standard output.
+
+    Raises:
+        EngineDead: a rank or the scheduler is lost.
+    """
+    tokenizer = open_tokenizer(resolved)
+    preparer = create_preparer(resolved, tokenizer, overrides=options.sampling, raw=options.raw)
+    session = create_session(resolved, engine, tokenizer)
+    totals = Totals()
+    began = time.monotonic()
+    events = session.run(prepare_all(preparer, open_inputs(options)))
+    if options.output is None:
+        _print_answers(options, events, totals)
+    else:
+        _write_records(Path(options.output), events, totals)
+    totals.seconds = time.monotonic() - began
+    return totals
+
+
+def open_inputs(options: GenerateOptions) -> Iterable[PromptInput | BadInput]:
+    """Records in input order; a file or a pipe is read as they are needed."""
+    if options.prompts:
+        return [PromptInput(prompt=prompt) for prompt in options.prompts]
+    return read_lines(_open_lines(options.prompts_file), _format(options))
+
+
+def _open_lines(path: str | None) -> Iterator[bytes]:
+    if path in (None, STDIN):
+        yield from sys.stdin.buffer
+        return
+    assert path is not None
+    with open(path, "rb") as file:
+        yield from file
+
+
+def _format(options: GenerateOptions) -> Format:
+    """The format asked for, else by the file's ending; a pipe is judged by its first line."""
+    path = options.prompts_file
+    if options.prompts_format != "auto" or path in (None, STDIN):
+        return options.prompts_format
+    return "jsonl" if Path(str(path)).suffix in (".jsonl", ".json", ".ndjson") else "text"
+
+
+def prepare_all(
+    preparer: Preparer, inputs: Iterable[PromptInput | BadInput]
+) -> Iterator[Submission]:
+    """A prompt that cannot run keeps its place as an error."""
+    for index, given in enumerate(inputs):
+        if isinstance(given, BadInput):
+            yield given
+            continue
+        try:
+            yield preparer.prepare(given, index)
+        except ValueError as error:
+            # The prompt may be the very thing that cannot be written as UTF-8.
+            text = given.prompt and given.prompt.encode(errors="replace").decode()
+            yield BadInput(str(error), text)
+
+
+def _print_answers(options: GenerateOptions, events: Iterator[Progressed], totals: Totals) -> None:
+    printer = AnswerPrinter(sys.stdout, sys.stderr, headings=len(options.prompts) != 1)
+    for event in events:
+        printer.show(event)
+        if event.output is not None:
+            totals.add(event.output)
+
+
+def _write_records(path: Path, events: Iterator[Progressed], totals: Totals) -> None:
+    encoder = msgspec.json.Encoder()
+    with open(path, "wb") as file:
+        for output in in_order(_watched(events, totals)):
+            file.write(encoder.encode(output.to_record()) + b"\n")
+            file.flush()
+
+
+def _watched(events: Iterator[Progressed], totals: Totals) -> Iterator[RequestOutput]:
+    """Outputs as they come, counted, with a bar if a person is looking."""
+    columns = (
+        TextColumn("requests"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[tokens]} tokens"),
+        TimeElapsedColumn(),
+    )
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("requests", total=None, tokens=0)
+        tokens = 0
+        for event in events:
+            tokens += event.num_tokens
+            bar.update(task, advance=event.output is not None, tokens=tokens)
+            if event.output is not None:
+                totals.add(event.output)
+                yield event.output
+
+
+def summarize(resolved: Resolved, engine: EngineSummary, totals: Totals) -> str:
+    """Two lines: what ran, and what it did."""
+    parallel = resolved.worker.parallel
+    speed = totals.new_tokens / totals.seconds if totals.seconds else 0.0
+    failed = f" ({totals.failed} failed)" if totals.failed else ""
+    return (
+        f"{engine.ranks} ranks (tp {parallel.tp_size} x dp {parallel.dp_size}) on "
+        f"{resolved.device} through {engine.launcher}, graph mode {engine.graph_mode}, "
+        f"{engine.num_graphs} graphs captured on each\n"
+        f"{totals.requests} requests{failed}, {totals.prompt_tokens} prompt tokens, "
+        f"{totals.new_tokens} new tokens in {totals.seconds:.1f} s: {speed:.1f} tokens/s\n"
+    )

@@ -1,0 +1,151 @@
+"""The offline class: an engine inside a Python program.
+
+with LLM("smollm2", tensor_parallel_size=2) as llm:
+    for output in llm.generate(["The sky is"], SamplingParams(temperature=0)):
+        ...
+"""
+
+from collections.abc import Sequence
+from itertools import count
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from lockstep.comm.sampling import SamplingParams
+from lockstep.launcher.chat_template import Message
+from lockstep.launcher.config import build_config
+from lockstep.launcher.engine import EngineSummary
+from lockstep.launcher.front_end import (
+    StartEngine,
+    create_preparer,
+    create_session,
+    open_tokenizer,
+    start_default_engine,
+)
+from lockstep.launcher.inputs import PromptInput
+from lockstep.launcher.outputs import RequestOutput
+from lockstep.launcher.prepare import PreparedRequest
+from lockstep.launcher.resolve import resolve
+from lockstep.launcher.session import in_order
+
+Prompt = str | Sequence[int]
+Sampling = SamplingParams | Sequence[SamplingParams] | None
+
+
+class LLM:
+    """A model on its ranks, started here and ended by ``close`` or at the end of a ``with``.
+
+    Args:
+        model: directory, GGUF file, hub id, or "smollm2".
+        start_engine: how ranks are started; Ray actors if it is None.
+        settings: fields of ``LaunchConfig``.
+
+    Raises:
+        LaunchError: settings that cannot work, or ranks that cannot start.
+    """
+
+    def __init__(
+        self, model: str, *, start_engine: StartEngine | None = None, **settings: Any
+    ) -> None:
+        resolved = resolve(build_config({"model": model, **settings}))
+        self._tokenizer = open_tokenizer(resolved)
+        self._preparer = create_preparer(resolved, self._tokenizer, overrides={}, raw=True)
+        self._resolved = resolved
+        self._calls = count()
+        self._engine = (start_engine or start_default_engine)(resolved, _silent)
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], sampling: Sampling = None
+    ) -> list[RequestOutput]:
+        """Continue plain texts or token ids; no chat template.
+
+        Args:
+            prompts: one prompt or several.
+            sampling: for all, or one each; None takes the model's defaults.
+
+        Raises:
+            ValueError: a prompt or a parameter that cannot run; nothing is started then.
+            EngineDead: a rank or the scheduler is lost.
+        """
+        return self._run([_given(prompt) for prompt in _listed(prompts)], sampling)
+
+    def chat(
+        self, conversations: list[Message] | list[list[Message]], sampling: Sampling = None
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several, through the model's chat template.
+
+        Raises: as ``generate``.
+        """
+        several = _conversations(conversations)
+        return self._run([PromptInput(messages=messages) for messages in several], sampling)
+
+    def summary(self) -> EngineSummary:
+        return self._engine.summary()
+
+    def close(self) -> None:
+        """End every process of the engine."""
+        self._engine.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _run(self, inputs: list[PromptInput], sampling: Sampling) -> list[RequestOutput]:
+        prepared = self._prepare(inputs, sampling)
+        prefix = f"call{next(self._calls)}-"
+        session = create_session(self._resolved, self._engine, self._tokenizer, prefix=prefix)
+        try:
+            events = session.run(prepared)
+            return list(in_order(e.output for e in events if e.output is not None))
+        finally:
+            session.abort_all()
+
+    def _prepare(self, inputs: list[PromptInput], sampling: Sampling) -> list[PreparedRequest]:
+        if sampling is None or isinstance(sampling, SamplingParams):
+            sampling_each: Sequence[SamplingParams | None] = [sampling] * len(inputs)
+        else:
+            sampling_each = sampling
+        if len(sampling_each) != len(inputs):
+            raise ValueError(f"sampling: {len(inputs)} are needed, got {len(sampling_each)}")
+        return [
+            self._preparer.prepare(_with_sampling(given, params), index)
+            for index, (given, params) in enumerate(zip(inputs, sampling_each, strict=True))
+        ]
+
+
+def _with_sampling(given: PromptInput, params: SamplingParams | None) -> PromptInput:
+    if params is None:
+        return given
+    return msgspec.structs.replace(given, sampling=msgspec.structs.asdict(params))
+
+
+def _given(prompt: Prompt) -> PromptInput:
+    if isinstance(prompt, str):
+        return PromptInput(prompt=prompt)
+    return PromptInput(prompt_token_ids=list(prompt))
+
+
+def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    if prompts and isinstance(prompts[0], int):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _conversations(given: list[Message] | list[list[Message]]) -> list[list[Message]]:
+    if given and isinstance(given[0], dict):
+        return [given]  # type: ignore[list-item]
+    return given
+
+
+def _silent(stage: str, done: int, total: int) -> None:
+    pass

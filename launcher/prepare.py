@@ -1,0 +1,111 @@
+"""From a user's prompt to a request that the scheduler takes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from lockstep.comm.messages import AddRequest, pack_ids
+from lockstep.comm.sampling import SamplingParams
+from lockstep.launcher.inputs import PromptInput
+from lockstep.launcher.strict import convert
+from lockstep.launcher.tokenize import AnyTokenizer
+
+
+class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A checked request. ``prompt`` is its text as given or as rendered; None for bare ids."""
+
+    prompt: str | None
+    prompt_ids: list[int]
+    sampling: SamplingParams
+    stop_ids: tuple[int, ...]
+
+    def to_add(self, req_id: str) -> AddRequest:
+        return AddRequest(
+            req_id=req_id,
+            prompt_ids=pack_ids(self.prompt_ids),
+            sampling=self.sampling,
+            stop_ids=pack_ids(self.stop_ids),
+        )
+
+
+class Preparer:
+    """Tokenizes and checks prompts for one model.
+
+    Args:
+        tokenizer: the model's.
+        vocab_size: the model's, which may be larger than the tokenizer's.
+        end_ids: the model's end tokens.
+        defaults: sampling parameters that a prompt may override.
+        raw: do not put prompts into the chat template.
+        seed: makes unseeded requests repeatable: request ``i`` then has seed ``seed + i``.
+    """
+
+    def __init__(
+        self,
+        tokenizer: AnyTokenizer,
+        *,
+        vocab_size: int,
+        end_ids: Sequence[int],
+        defaults: dict[str, Any],
+        raw: bool = False,
+        seed: int | None = None,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._end_ids = tuple(end_ids)
+        self._defaults = defaults
+        self._raw = raw or not tokenizer.has_chat_template
+        self._seed = seed
+
+    def prepare(self, given: PromptInput, index: int = 0) -> PreparedRequest:
+        """Check everything that does not depend on the scheduler's limits.
+
+        Raises:
+            ValueError: names the field, the value and the limit.
+        """
+        sampling = self._sampling(given.sampling, index)
+        text, ids = self._encode(given)
+        if not ids:
+            raise ValueError("prompt: it has no tokens")
+        return PreparedRequest(
+            prompt=text,
+            prompt_ids=ids,
+            sampling=sampling,
+            stop_ids=stop_ids(sampling, self._end_ids),
+        )
+
+    def _encode(self, given: PromptInput) -> tuple[str | None, list[int]]:
+        if given.prompt_token_ids is not None:
+            return None, self._checked(given.prompt_token_ids)
+        if given.messages is not None:
+            text = self._tokenizer.render_chat(given.messages)
+            return text, self._tokenizer.encode_chat(text)
+        assert given.prompt is not None
+        if self._raw:
+            return given.prompt, self._tokenizer.encode(given.prompt)
+        text = self._tokenizer.render_chat([{"role": "user", "content": given.prompt}])
+        return given.prompt, self._tokenizer.encode_chat(text)
+
+    def _checked(self, ids: list[int]) -> list[int]:
+        for position, token_id in enumerate(ids):
+            if not 0 <= token_id < self._vocab_size:
+                field = f"prompt_token_ids[{position}]"
+                raise ValueError(f"{field} must be in [0, {self._vocab_size}), got {token_id}")
+        return ids
+
+    def _sampling(self, given: dict[str, Any], index: int) -> SamplingParams:
+        fields = {**self._defaults, **given}
+        if isinstance(fields.get("stop"), str):
+            fields["stop"] = [fields["stop"]]
+        sampling = convert(fields, SamplingParams)
+        sampling.check_vocab(self._vocab_size)
+        if sampling.seed is None and self._seed is not None:
+            return msgspec.structs.replace(sampling, seed=self._seed + index)
+        return sampling
+
+
+def stop_ids(sampling: SamplingParams, end_ids: Sequence[int]) -> tuple[int, ...]:
+    """Ids that end the request on the device."""
+    ends = () if sampling.ignore_eos else end_ids
+    return tuple(dict.fromkeys((*ends, *sampling.stop_token_ids)))

@@ -1,0 +1,105 @@
+"""An ``EngineClient`` without a model: a function of the prompt's ids gives the answer's ids."""
+
+from collections.abc import Callable, Iterator
+
+from lockstep.comm.messages import (
+    AddRequest,
+    TokenDelta,
+    TokenLogprobs,
+    WorkerReady,
+    pack_ids,
+    unpack_ids,
+)
+from lockstep.launcher.engine import EngineSummary, Progress
+from lockstep.launcher.errors import EngineDead
+from lockstep.launcher.resolve import Resolved
+
+Answer = Callable[[list[int]], list[int]]
+
+
+def echo(prompt_ids: list[int]) -> list[int]:
+    return prompt_ids
+
+
+class FakeEngine:
+    """Gives each running request up to ``tokens_per_poll`` tokens a poll, last request first."""
+
+    def __init__(
+        self,
+        answer: Answer = echo,
+        *,
+        tokens_per_poll: int = 1,
+        max_model_len: int = 10_000,
+        dies_after: int | None = None,
+    ) -> None:
+        self._answer = answer
+        self._tokens_per_poll = tokens_per_poll
+        self._max_model_len = max_model_len
+        self._polls_left = dies_after
+        self._running: dict[str, tuple[AddRequest, list[int]]] = {}
+        self._refused: list[TokenDelta] = []
+        self.added: list[AddRequest] = []
+        self.aborted: list[str] = []
+        self.most_running = 0
+        self.shutdowns = 0
+
+    def add(self, request: AddRequest) -> None:
+        self.added.append(request)
+        prompt_ids = unpack_ids(request.prompt_ids)
+        if len(prompt_ids) >= self._max_model_len:
+            error = f"prompt must be below max_model_len={self._max_model_len} tokens"
+            self._refused.append(TokenDelta(request.req_id, finish_reason="error", error=error))
+            return
+        self._running[request.req_id] = (request, list(self._answer(prompt_ids)))
+        self.most_running = max(self.most_running, len(self._running))
+
+    def abort(self, req_id: str) -> None:
+        self.aborted.append(req_id)
+        if self._running.pop(req_id, None):
+            self._refused.append(TokenDelta(req_id, finish_reason="abort"))
+
+    def poll(self, timeout_s: float) -> list[TokenDelta]:
+        if self._polls_left is not None:
+            self._polls_left -= 1
+            if self._polls_left < 0:
+                raise EngineDead("rank 1 is lost: it was told to be")
+        deltas, self._refused = self._refused, []
+        return deltas + [d for req_id in reversed(list(self._running)) for d in self._step(req_id)]
+
+    def stats(self) -> dict[str, float]:
+        return {}
+
+    def summary(self) -> EngineSummary:
+        ready = WorkerReady(0, 1, "host", "cpu", 9, "FULL_DECODE_ONLY", 4, {}, {})
+        return EngineSummary(launcher="fake", ready=[ready])
+
+    def shutdown(self) -> None:
+        self.shutdowns += 1
+
+    def start(self, resolved: Resolved, progress: Progress) -> "FakeEngine":
+        """A ``StartEngine``."""
+        self.resolved = resolved
+        progress("fake", 1, 1)
+        return self
+
+    def _step(self, req_id: str) -> Iterator[TokenDelta]:
+        request, left = self._running[req_id]
+        sampling = request.sampling
+        budget = (sampling.max_tokens or 1 << 30) - (len(self._all(request)) - len(left))
+        ids = left[: min(self._tokens_per_poll, budget)]
+        ends = [i for i, token_id in enumerate(ids) if token_id in unpack_ids(request.stop_ids)]
+        ids = ids[: ends[0] + 1] if ends else ids
+        del left[: len(ids)]
+        reason = "stop" if ends else "length" if not left or len(ids) == budget else None
+        if reason:
+            del self._running[req_id]
+        logprobs = [TokenLogprobs(i, -0.5, 1, [i], [-0.5]) for i in ids]
+        yield TokenDelta(
+            req_id,
+            pack_ids(ids),
+            finish_reason=reason,
+            logprobs=None if sampling.logprobs is None else logprobs,
+        )
+
+    def _all(self, request: AddRequest) -> list[int]:
+        return list(self._answer(unpack_ids(request.prompt_ids)))

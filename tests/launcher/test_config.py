@@ -1,0 +1,134 @@
+"""Flags, the TOML file, and what "auto" becomes."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+from byte_model import write_byte_model
+
+from lockstep.launcher.config import LaunchConfig, build_config
+from lockstep.launcher.errors import ConfigError
+from lockstep.launcher.flags import add_flags, given
+from lockstep.launcher.resolve import CPU_KV_BYTES, Resolved, resolve
+
+# Every flag that the README and other tools name, with a value and where it must end up.
+FLAGS: list[tuple[str, Any]] = [
+    ("--tensor-parallel-size 2", ("worker.parallel.tp_size", 2)),
+    ("-tp 2", ("worker.parallel.tp_size", 2)),
+    ("-dp 3", ("worker.parallel.dp_size", 3)),
+    ("--data-parallel-size 3", ("worker.parallel.dp_size", 3)),
+    ("--dp-lockstep always", ("worker.parallel.dp_lockstep", "always")),
+    ("--verify-agreement", ("worker.parallel.verify_agreement", True)),
+    ("--max-prefill-defer-steps 3", ("worker.schedule.max_prefill_defer_steps", 3)),
+    ("--max-num-seqs 5", ("worker.schedule.max_num_seqs", 5)),
+    ("--max-num-batched-tokens 64", ("worker.schedule.max_num_batched_tokens", 64)),
+    ("--max-model-len 100", ("worker.schedule.max_model_len", 100)),
+    ("--no-async-scheduling", ("worker.schedule.run_ahead", 0)),
+    ("--async-scheduling", ("worker.schedule.run_ahead", 2)),
+    ("--run-ahead 4", ("worker.schedule.run_ahead", 4)),
+    ("--block-size 32", ("worker.cache.block_size", 32)),
+    ("--gpu-memory-utilization 0.5", ("worker.cache.gpu_memory_utilization", 0.5)),
+    ("--kv-cache-memory-bytes 4096", ("worker.cache.kv_cache_memory_bytes", 4096)),
+    ("--num-gpu-blocks-override 7", ("worker.cache.num_gpu_blocks_override", 7)),
+    ("--enable-prefix-caching", ("worker.cache.enable_prefix_caching", True)),
+    ("--no-enable-prefix-caching", ("worker.cache.enable_prefix_caching", False)),
+    ("--enforce-eager", ("worker.graph.mode", "NONE")),
+    ("--cudagraph-mode FULL_DECODE_ONLY", ("worker.graph.mode", "FULL_DECODE_ONLY")),
+    ("--cudagraph-capture-sizes 1 2 4", ("worker.graph.capture_sizes", (1, 2, 4))),
+    ("--max-cudagraph-capture-size 8", ("worker.graph.max_capture_size", 8)),
+    ("--load-format dummy", ("worker.load_format", "dummy")),
+    ("--dtype bfloat16", ("worker.dtype", "bfloat16")),
+    ("--dtype half", ("worker.dtype", "float16")),
+    ("--seed 3", ("worker.seed", 3)),
+    ("--device cuda", ("device", "cuda")),
+    ("--served-model-name it", ("served_model_name", "it")),
+]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    return write_byte_model(tmp_path)
+
+
+def settings(line: str) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    add_flags(parser, LaunchConfig)
+    return given(parser.parse_args(line.split()), LaunchConfig)
+
+
+def resolved(model: str, line: str = "", *, has_cuda: bool = False) -> Resolved:
+    return resolve(build_config({"model": model} | settings(line)), has_cuda=lambda: has_cuda)
+
+
+@pytest.mark.parametrize(("line", "expected"), FLAGS)
+def test_each_flag_arrives(model: str, line: str, expected: tuple[str, Any]) -> None:
+    path, value = expected
+    found: Any = resolved(model, line)
+    for name in path.split("."):
+        found = getattr(found, name)
+    assert found == value
+
+
+def test_a_file_sets_what_flags_do_not(model: str, tmp_path: Path) -> None:
+    file = tmp_path / "lockstep.toml"
+    file.write_text(f'model = "{model}"\nmax-num-seqs = 3\ntensor_parallel_size = 2\n')
+    config = build_config(settings("-tp 4"), file)
+    assert (config.max_num_seqs, config.tensor_parallel_size) == (3, 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("tensor_paralel_size = 2", "did you mean 'tensor_parallel_size'"),
+        ("[worker]\nseed = 1", "unknown field 'worker'"),
+        ('max_num_seqs = "3"', "max_num_seqs: expected `int | null`, got `str`"),
+        ("max_num_seqs = true", "max_num_seqs: expected `int | null`, got `bool`"),
+        ("model = 1", "model: expected `str`, got `int`"),
+        ("enforce_eager", "lockstep.toml"),
+    ],
+)
+def test_a_bad_file_is_refused_by_name(tmp_path: Path, text: str, named: str) -> None:
+    file = tmp_path / "lockstep.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=named):
+        build_config({} if "model" in text else {"model": "m"}, file)
+
+
+def test_auto_on_a_cpu(model: str) -> None:
+    found = resolved(model)
+    assert (found.device, found.worker.dtype) == ("cpu", "float32")
+    assert found.worker.cache.kv_cache_memory_bytes == CPU_KV_BYTES
+    assert found.worker.schedule.max_model_len == 512
+
+
+def test_auto_on_cuda(model: str) -> None:
+    found = resolved(model, has_cuda=True)
+    assert found.device == "cuda"
+    assert found.worker.dtype == found.worker.model.dtype
+    assert found.worker.cache.kv_cache_memory_bytes is None
+
+
+def test_without_a_model_or_with_one_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--model"):
+        build_config({})
+    with pytest.raises(ConfigError, match="nowhere"):
+        resolved(str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("--enforce-eager --cudagraph-mode FULL", "enforce_eager excludes cudagraph_mode=FULL"),
+        ("--no-async-scheduling --run-ahead 2", "run_ahead=2 needs async_scheduling"),
+        ("--max-num-seqs 65 --max-num-batched-tokens 64", "at least max_num_seqs=65, got 64"),
+        ("--gpu-memory-utilization nan", "gpu_memory_utilization"),
+        ("--gpu-memory-utilization 1.1", "gpu_memory_utilization"),
+        ("--num-gpu-blocks-override 1", "num_gpu_blocks_override"),
+        ("--distributed-timeout-seconds 0", "distributed_timeout_seconds"),
+        ("--max-model-len 513", "at most the model's 512, got 513"),
+    ],
+)
+def test_settings_that_cannot_work(model: str, line: str, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        resolved(model, line)

@@ -1,0 +1,216 @@
+"""The command from flags to files, over a fake engine."""
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from byte_model import END, byte_tokenizer, write_byte_model
+from fake_engine import FakeEngine
+
+from lockstep.launcher.cli import guarded
+
+
+def ids_of(text: str) -> list[int]:
+    ids: list[int] = byte_tokenizer().encode(text).ids
+    return ids
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    (tmp_path / "model").mkdir()
+    return write_byte_model(tmp_path / "model")
+
+
+def run(model: str, *argv: str, engine: FakeEngine | None = None) -> tuple[int, FakeEngine]:
+    engine = engine or FakeEngine()
+    code = guarded(["generate", "--model", model, "--device", "cpu", *argv], engine.start)
+    return code, engine
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_one_prompt_answers_on_stdout_alone(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, engine = run(model, "--raw", "hello \U0001f600")
+    out, err = capsys.readouterr()
+    assert code == 0
+    assert out == "hello \U0001f600\n"
+    assert "1 ranks (tp 1 x dp 1) on cpu through fake" in err
+    assert "graph mode FULL_DECODE_ONLY, 4 graphs captured" in err
+    assert "tokens/s" in err
+    assert engine.shutdowns == 1
+
+
+def test_the_chat_template_is_used_unless_raw(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(model, "hi")
+    assert capsys.readouterr().out == "[hi]\n"
+    run(model, "--raw", "hi")
+    assert capsys.readouterr().out == "hi\n"
+
+
+def test_several_answers_in_input_order(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run(model, "--raw", "a much longer one", "b")
+    assert capsys.readouterr().out == "> a much longer one\na much longer one\n\n> b\nb\n\n"
+
+
+def test_jsonl_in_and_out(model: str, tmp_path: Path) -> None:
+    lines = [
+        '{"prompt": "long answer", "max_tokens": 4}',
+        '{"prompt": "x", "temperature": NaN}',
+        "nonsense",
+        json.dumps({"messages": [{"role": "user", "content": "hi"}]}),
+        json.dumps({"prompt_token_ids": ids_of("ids"), "logprobs": 1}),
+        '{"prompt": "a\\ud800"}',
+        '{"prompt": "end"}',
+    ]
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("\n".join(lines))
+    code, engine = run(
+        model, "--raw", "--prompts-file", str(source), "--output", str(target), "--max-tokens", "9"
+    )
+    out = records(target)
+    assert code == 1
+    assert [record["index"] for record in out] == list(range(7))
+    assert out[0] == {
+        "index": 0,
+        "prompt": "long answer",
+        "text": "long",
+        "token_ids": ids_of("long"),
+        "finish_reason": "length",
+        "num_prompt_tokens": 11,
+    }
+    assert set(out[1]) == {"index", "prompt", "error"}
+    assert out[1]["prompt"] == "x"
+    assert "temperature must be a finite number" in out[1]["error"]
+    assert "line 3" in out[2]["error"]
+    assert (out[3]["prompt"], out[3]["text"]) == ("[hi]", "[hi]")
+    assert (out[4]["prompt"], out[4]["text"]) == (None, "ids")
+    assert [one["token"] for one in out[4]["logprobs"]] == ["i", "d", "s"]
+    assert out[4]["logprobs"][0]["top"] == [
+        {"token_id": ids_of("i")[0], "token": "i", "logprob": -0.5}
+    ]
+    assert "no valid Unicode" in out[5]["error"]
+    assert out[6]["text"] == "end"
+    assert len(engine.added) == 4
+
+
+def test_what_the_scheduler_refuses_is_that_requests_error(model: str, tmp_path: Path) -> None:
+    target = tmp_path / "out.jsonl"
+    engine = FakeEngine(max_model_len=8)
+    code, _ = run(
+        model, "--raw", "short", "far too long", "fine", "--output", str(target), engine=engine
+    )
+    assert code == 1
+    assert [record.get("text") for record in records(target)] == ["short", None, "fine"]
+    assert "max_model_len=8" in records(target)[1]["error"]
+
+
+@pytest.mark.parametrize("tokens_per_poll", [1, 3, 100])
+def test_stop_strings_cut_and_abort(model: str, tmp_path: Path, tokens_per_poll: int) -> None:
+    target = tmp_path / "out.jsonl"
+    engine = FakeEngine(tokens_per_poll=tokens_per_poll)
+    run(
+        model, "--raw", "ab<STOP>cd", "--stop", "<STOP>", "--output", str(target), engine=engine
+    )  # fmt: skip
+    (record,) = records(target)
+    assert record["text"] == "ab"
+    assert record["token_ids"] == ids_of("ab<STOP>")
+    assert record["finish_reason"] == "stop"
+    assert engine.aborted == ["r0"]
+
+
+def test_stop_strings_wait_for_min_tokens(model: str, tmp_path: Path) -> None:
+    target = tmp_path / "out.jsonl"
+    run(
+        model, "--raw", "a.b.c", "--stop", ".", "--min-tokens", "2", "--output", str(target)
+    )  # fmt: skip
+    assert records(target)[0]["text"] == "a.b"
+
+
+def test_the_end_token_is_an_id_and_not_text(model: str, tmp_path: Path) -> None:
+    target = tmp_path / "out.jsonl"
+    engine = FakeEngine(lambda ids: [*ids, END, *ids])
+    run(model, "--raw", "hi", "--output", str(target), engine=engine)
+    (record,) = records(target)
+    assert record["token_ids"] == [*ids_of("hi"), END]
+    assert (record["text"], record["finish_reason"]) == ("hi", "stop")
+
+
+def test_text_files_and_stdin(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "prompts.txt"
+    source.write_text("one\n\ntwo\n")
+    run(model, "--raw", "--prompts-file", str(source))
+    assert capsys.readouterr().out == "> one\none\n\n> two\ntwo\n\n"
+    stdin = io.TextIOWrapper(io.BytesIO(b'{"prompt": "three"}\n'))
+    monkeypatch.setattr(sys, "stdin", stdin)
+    run(model, "--raw", "--prompts-file", "-")
+    assert capsys.readouterr().out == "> three\nthree\n\n"
+
+
+def test_defaults_come_from_the_models_files_and_flags_win(tmp_path: Path) -> None:
+    model = write_byte_model(tmp_path, temperature=0.6, top_k=20)
+    _, engine = run(model, "a")
+    sampling = engine.added[0].sampling
+    assert (sampling.temperature, sampling.top_k, sampling.max_tokens) == (0.6, 20, 256)
+    _, engine = run(model, "a", "--temperature", "0", "--max-tokens", "3", "--seed", "7")
+    sampling = engine.added[0].sampling
+    assert (sampling.temperature, sampling.max_tokens, sampling.seed) == (0.0, 3, 7)
+
+
+def test_requests_in_flight_are_bounded(model: str, tmp_path: Path) -> None:
+    source = tmp_path / "prompts.txt"
+    source.write_text("line\n" * 100)
+    _, engine = run(model, "--prompts-file", str(source), "--max-num-seqs", "4")
+    assert len(engine.added) == 100
+    assert engine.most_running == 8
+
+
+@pytest.mark.parametrize(
+    ("argv", "named"),
+    [
+        ([], "no prompts"),
+        (["a", "--prompts-file", "x"], "both"),
+        (["--prompts-file", "/does/not/exist"], "there is no such file"),
+        (["a", "--output", "/does/not/exist/o.jsonl"], "its folder does not exist"),
+        (["a", "--temperature", "nan"], "temperature must be a finite number"),
+        (["a", "--max-tokens", "0"], r"max_tokens must be in [1, 2**31), got 0"),
+        (["a", "--logit-bias", "[]"], "logit_bias"),
+        (["a", "-tp", "0"], "tensor_parallel_size: expected `int` >= 1"),
+        (["a", "--max-model-len", "513"], "at most the model's 512, got 513"),
+        (["a", "--config", "/does/not/exist.toml"], "exist.toml"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_the_start(
+    model: str, argv: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, engine = run(model, *argv)
+    assert code == 2
+    assert named in capsys.readouterr().err
+    assert not engine.added
+
+
+def test_a_lost_rank_ends_with_its_name_and_code_4(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, engine = run(model, "hello", engine=FakeEngine(dies_after=2))
+    assert code == 4
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "lockstep: rank 1 is lost: it was told to be"
+    )
+    assert engine.shutdowns == 1
+
+
+def test_an_interrupt_ends_the_engine(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt(ids: list[int]) -> list[int]:
+        raise KeyboardInterrupt
+
+    code, engine = run(model, "hello", engine=FakeEngine(interrupt))
+    assert (code, engine.shutdowns) == (130, 1)

@@ -1,0 +1,173 @@
+"""Lines of prompts, and faults 77 and 78: what is no number does not pass for one."""
+
+import json
+from typing import Any
+
+import pytest
+from byte_model import VOCAB, byte_tokenizer
+
+from lockstep.launcher.inputs import BadInput, Format, PromptInput, parse_json, read_lines
+from lockstep.launcher.prepare import Preparer
+from lockstep.launcher.tokenize import Tokenizer
+
+
+def read(text: str, format: Format = "jsonl") -> list[PromptInput | BadInput]:
+    return list(read_lines(text.encode().split(b"\n"), format))
+
+
+@pytest.fixture(scope="module")
+def preparer() -> Preparer:
+    tokenizer = Tokenizer(byte_tokenizer(), bos_token=None, template=None)
+    return Preparer(tokenizer, vocab_size=VOCAB, end_ids=(257,), defaults={"temperature": 0.5})
+
+
+def test_three_forms_with_sampling_parameters() -> None:
+    lines = [
+        {"prompt": "hi", "temperature": 0, "stop": "x"},
+        {"messages": [{"role": "user", "content": "hi"}]},
+        {"prompt_token_ids": [1, 2], "max_tokens": 3},
+    ]
+    text, chat, ids = read("\n".join(map(json.dumps, lines)))
+    assert text == PromptInput(prompt="hi", sampling={"temperature": 0, "stop": "x"})
+    assert chat == PromptInput(messages=[{"role": "user", "content": "hi"}])
+    assert ids == PromptInput(prompt_token_ids=[1, 2], sampling={"max_tokens": 3})
+
+
+def test_text_lines_keep_braces_and_blank_lines_do_not_count() -> None:
+    assert read("one\n\n {two}\n", "text") == [
+        PromptInput(prompt="one"),
+        PromptInput(prompt="{two}"),
+    ]
+
+
+def test_auto_goes_by_the_first_line() -> None:
+    assert read('{"prompt": "a"}\nb', "auto")[0] == PromptInput(prompt="a")
+    assert isinstance(read('{"prompt": "a"}\nb', "auto")[1], BadInput)
+    assert read('b\n{"prompt": "a"}', "auto")[1] == PromptInput(prompt='{"prompt": "a"}')
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("[1]", "a JSON object is needed, got list"),
+        ("{", "no valid JSON"),
+        ("[" * 100_000, "nested too deeply"),
+        ("{}", "exactly one of prompt, messages, prompt_token_ids is needed, got none"),
+        ('{"prompt": "a", "messages": [{"role": "user", "content": "a"}]}', "exactly one"),
+        ('{"prompt": 7}', "prompt: expected `str | null`, got `int`; the value is 7"),
+        ('{"prompt": "a", "temprature": 1}', "did you mean 'temperature'"),
+        ('{"messages": []}', "messages: at least one message"),
+        ('{"messages": ["a"]}', r"messages\[0\]: expected `object`, got `str`"),
+        ('{"messages": [{"content": "a"}]}', r"messages\[0\].role"),
+        ('{"messages": [{"role": "user"}]}', r"messages\[0\].content"),
+        ('{"prompt_token_ids": [1, true]}', r"prompt_token_ids\[1\]: expected `int`, got `bool`"),
+        ('{"prompt_token_ids": [1.5]}', r"prompt_token_ids\[0\]: expected `int`, got `float`"),
+        ('{"prompt_token_ids": ["7"]}', r"prompt_token_ids\[0\]: expected `int`, got `str`"),
+        ('{"prompt_token_ids": 7}', "prompt_token_ids: expected `array | null`, got `int`"),
+    ],
+)
+def test_a_bad_line_is_named(line: str, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        parse_json(line)
+
+
+def test_a_bad_line_keeps_its_place_and_the_rest_go_on() -> None:
+    lines = [b'{"prompt": "a"}', b"\xff", b'{"prompt": "b"}']
+    first, bad, last = read_lines(lines, "jsonl")
+    assert (first, last) == (PromptInput(prompt="a"), PromptInput(prompt="b"))
+    assert isinstance(bad, BadInput)
+    assert bad.error.startswith("line 2: ")
+
+
+@pytest.mark.parametrize("token_id", [-1, VOCAB, 2**31, 2**63])
+def test_fault_77_ids_outside_the_vocabulary(preparer: Preparer, token_id: int) -> None:
+    given = parse_json(json.dumps({"prompt_token_ids": [1, token_id]}))
+    with pytest.raises(ValueError, match=rf"prompt_token_ids\[1\] must be in \[0, {VOCAB}\)"):
+        preparer.prepare(given)
+
+
+NUMBERS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+BAD = ("NaN", "Infinity", "-Infinity", '"nan"', "1e308", "-3", "null", "[]", "true", "1e999")
+
+
+@pytest.mark.parametrize("value", BAD)
+@pytest.mark.parametrize("field", [*NUMBERS, "top_k"])
+def test_fault_78_sampling_values(preparer: Preparer, field: str, value: str) -> None:
+    given = parse_json(f'{{"prompt": "a", "{field}": {value}}}')
+    with pytest.raises(ValueError, match=f"^{field}"):
+        preparer.prepare(given)
+
+
+@pytest.mark.parametrize("value", BAD)
+def test_fault_78_logit_bias(preparer: Preparer, value: str) -> None:
+    if value == "-3":
+        value = "-300"
+    given = parse_json(f'{{"prompt": "a", "logit_bias": {{"1": {value}}}}}')
+    with pytest.raises(ValueError, match="^logit_bias"):
+        preparer.prepare(given)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("seed", "1.0"),
+        ("seed", str(2**63)),
+        ("max_tokens", "0"),
+        ("max_tokens", '"5"'),
+        ("min_tokens", "17"),
+        ("ignore_eos", "1"),
+        ("stop", "[1]"),
+        ("stop", '[""]'),
+        ("stop_token_ids", "[-1]"),
+        ("stop_token_ids", f"[{VOCAB}]"),
+        ("logit_bias", '{"x": 1}'),
+        ("logit_bias", f'{{"{VOCAB}": 1}}'),
+        ("logprobs", "21"),
+        ("logprobs", "true"),
+    ],
+)
+def test_other_parameters(preparer: Preparer, field: str, value: str) -> None:
+    given = parse_json(f'{{"prompt": "a", "{field}": {value}}}')
+    with pytest.raises(ValueError, match=f"^{field}"):
+        preparer.prepare(given)
+
+
+def test_a_line_overrides_the_defaults_and_bad_ones_harm_nobody(preparer: Preparer) -> None:
+    def prepared(**fields: Any) -> Any:
+        return preparer.prepare(parse_json(json.dumps({"prompt": "ab"} | fields))).sampling
+
+    assert prepared().temperature == 0.5
+    assert prepared(temperature=1).temperature == 1.0
+    assert prepared(stop="x").stop == ("x",)
+    assert prepared(logit_bias={"3": -1}).logit_bias == {3: -1.0}
+
+
+def test_end_ids_and_stop_ids_go_to_the_device(preparer: Preparer) -> None:
+    def stops(**fields: Any) -> tuple[int, ...]:
+        return preparer.prepare(parse_json(json.dumps({"prompt": "ab"} | fields))).stop_ids
+
+    assert stops(stop_token_ids=[5, 257]) == (257, 5)
+    assert stops(stop_token_ids=[5], ignore_eos=True) == (5,)
+
+
+def test_a_seed_makes_unseeded_requests_repeatable() -> None:
+    tokenizer = Tokenizer(byte_tokenizer(), bos_token=None, template=None)
+    preparer = Preparer(tokenizer, vocab_size=VOCAB, end_ids=(), defaults={}, seed=10)
+    given = PromptInput(prompt="a")
+    assert preparer.prepare(given, 4).sampling.seed == 14
+    own = PromptInput(prompt="a", sampling={"seed": 3})
+    assert preparer.prepare(own, 4).sampling.seed == 3
+
+
+def test_a_prompt_without_tokens_and_lone_surrogates(preparer: Preparer) -> None:
+    with pytest.raises(ValueError, match="prompt: it has no tokens"):
+        preparer.prepare(PromptInput(prompt=""))
+    with pytest.raises(ValueError, match="prompt: no valid Unicode"):
+        preparer.prepare(parse_json('{"prompt": "a\\ud800"}'))
