@@ -43,7 +43,7 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = "auto"
     device: Annotated[Literal["auto", "cuda", "cpu"], _help("auto: cuda if there is one")] = "auto"
     seed: Annotated[
-        int | None, _help("of dummy weights; request i that has no seed of its own gets N + i")
+        int | None, _help("of dummy weights, and of the seeds that requests without one draw")
     ] = None
 
     tensor_parallel_size: Annotated[Count, _help("ranks that share one copy of the model")] = 1
@@ -68,6 +68,10 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         int | None, _help("steps granted beyond the last committed one (2; 0: plain loop)")
     ] = None
 
+    preemption: Annotated[
+        Literal["youngest", "least_computed"], _help("whom a full KV pool preempts")
+    ] = "youngest"
+
     block_size: Annotated[Count, _help("tokens in a KV block")] = 16
     gpu_memory_utilization: Annotated[float, _help("share of a GPU's memory to use")] = 0.9
     kv_cache_memory_bytes: Annotated[
@@ -82,6 +86,9 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         tuple[int, ...] | None, _help("sizes to capture, in tokens")
     ] = None
     max_cudagraph_capture_size: Annotated[int | None, _help("largest size of the grid")] = None
+    performance_mode: Annotated[
+        Literal["balanced", "interactivity", "throughput"], _help("how fine the grid is")
+    ] = "balanced"
     attention_backend: Annotated[str, _help("auto, reference or triton")] = "auto"
     all_reduce: Annotated[str, _help("algorithm of all-reduces")] = "auto"
 

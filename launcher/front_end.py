@@ -50,7 +50,6 @@ def create_preparer(
         end_ids=resolved.generation.eos_token_ids,
         defaults=sampling_defaults(resolved.generation) | overrides,
         raw=raw,
-        seed=resolved.launch.seed,
     )
 
 

@@ -114,12 +114,12 @@ def prepare_all(
     preparer: Preparer, inputs: Iterable[PromptInput | BadInput]
 ) -> Iterator[Submission]:
     """A prompt that cannot run keeps its place as an error."""
-    for index, given in enumerate(inputs):
+    for given in inputs:
         if isinstance(given, BadInput):
             yield given
             continue
         try:
-            yield preparer.prepare(given, index)
+            yield preparer.prepare(given)
         except ValueError as error:
             # The prompt may be the very thing that cannot be written as UTF-8.
             text = given.prompt and given.prompt.encode(errors="replace").decode()

@@ -116,8 +116,8 @@ class LLM:
         if len(sampling_each) != len(inputs):
             raise ValueError(f"sampling: {len(inputs)} are needed, got {len(sampling_each)}")
         return [
-            self._preparer.prepare(_with_sampling(given, params), index)
-            for index, (given, params) in enumerate(zip(inputs, sampling_each, strict=True))
+            self._preparer.prepare(_with_sampling(given, params))
+            for given, params in zip(inputs, sampling_each, strict=True)
         ]
 
 
@@ -142,9 +142,8 @@ def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def _conversations(given: list[Message] | list[list[Message]]) -> list[list[Message]]:
-    if given and isinstance(given[0], dict):
-        return [given]  # type: ignore[list-item]
-    return given
+    several = [one for one in given if isinstance(one, list)]
+    return several or [[one for one in given if isinstance(one, dict)]]
 
 
 def _silent(stage: str, done: int, total: int) -> None:

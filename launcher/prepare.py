@@ -38,7 +38,6 @@ class Preparer:
         end_ids: the model's end tokens.
         defaults: sampling parameters that a prompt may override.
         raw: do not put prompts into the chat template.
-        seed: makes unseeded requests repeatable: request ``i`` then has seed ``seed + i``.
     """
 
     def __init__(
@@ -49,22 +48,20 @@ class Preparer:
         end_ids: Sequence[int],
         defaults: dict[str, Any],
         raw: bool = False,
-        seed: int | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._end_ids = tuple(end_ids)
         self._defaults = defaults
         self._raw = raw or not tokenizer.has_chat_template
-        self._seed = seed
 
-    def prepare(self, given: PromptInput, index: int = 0) -> PreparedRequest:
+    def prepare(self, given: PromptInput) -> PreparedRequest:
         """Check everything that does not depend on the scheduler's limits.
 
         Raises:
             ValueError: names the field, the value and the limit.
         """
-        sampling = self._sampling(given.sampling, index)
+        sampling = self._sampling(given.sampling)
         text, ids = self._encode(given)
         if not ids:
             raise ValueError("prompt: it has no tokens")
@@ -94,14 +91,12 @@ class Preparer:
                 raise ValueError(f"{field} must be in [0, {self._vocab_size}), got {token_id}")
         return ids
 
-    def _sampling(self, given: dict[str, Any], index: int) -> SamplingParams:
+    def _sampling(self, given: dict[str, Any]) -> SamplingParams:
         fields = {**self._defaults, **given}
         if isinstance(fields.get("stop"), str):
             fields["stop"] = [fields["stop"]]
         sampling = convert(fields, SamplingParams)
         sampling.check_vocab(self._vocab_size)
-        if sampling.seed is None and self._seed is not None:
-            return msgspec.structs.replace(sampling, seed=self._seed + index)
         return sampling
 
 

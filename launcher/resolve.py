@@ -10,6 +10,7 @@ import msgspec
 from lockstep.launcher.config import Device, LaunchConfig
 from lockstep.launcher.engine import Progress
 from lockstep.launcher.errors import ConfigError
+from lockstep.launcher.gpu import Capability, gpu_capability
 from lockstep.parallel.config import ParallelConfig
 from lockstep.worker.config import (
     CacheConfig,
@@ -57,29 +58,23 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
         return self.worker.parallel.world_size
 
 
-def cuda_is_available() -> bool:
-    """Ask torch; imported only here, since the front end needs it for nothing else."""
-    import torch
-
-    return torch.cuda.is_available()
-
-
 def resolve(
     config: LaunchConfig,
     *,
     progress: Progress | None = None,
-    has_cuda: Callable[[], bool] = cuda_is_available,
+    capability: Callable[[], Capability | None] = gpu_capability,
 ) -> Resolved:
     """Fetch the model if need be, read its shape, and fix every setting.
 
     Raises:
         ConfigError: the model cannot be found or served, or settings do not fit it.
     """
-    device: Device = config.device if config.device != "auto" else _detect(has_cuda)
+    found = capability() if config.device != "cpu" else None
+    device: Device = config.device if config.device != "auto" else ("cuda" if found else "cpu")
     try:
         path = str(resolve_model(config.model, progress=progress))
         model = model_config_from(path)
-        worker, notes = plan_worker(config, model=model, path=path, device=device)
+        worker, notes = plan_worker(config, model=model, path=path, device=device, capability=found)
         generation = read_generation_defaults(path)
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from error
@@ -93,12 +88,13 @@ def resolve(
     )
 
 
-def _detect(has_cuda: Callable[[], bool]) -> Device:
-    return "cuda" if has_cuda() else "cpu"
-
-
 def plan_worker(
-    config: LaunchConfig, *, model: ModelConfig, path: str, device: Device
+    config: LaunchConfig,
+    *,
+    model: ModelConfig,
+    path: str,
+    device: Device,
+    capability: Capability | None = None,
 ) -> tuple[WorkerConfig, tuple[str, ...]]:
     """Pure: the worker's configuration, and a note for every limit chosen here.
 
@@ -111,7 +107,7 @@ def plan_worker(
         parallel=_parallel(config),
         cache=_cache(config, device),
         schedule=schedule,
-        graph=_graph(config),
+        graph=_graph(config, capability),
         model_path=path,
         load_format=config.load_format,
         dtype=_dtype(config, model, device),
@@ -164,6 +160,8 @@ def _schedule(
         run_ahead=run_ahead if config.async_scheduling else 0,
         max_prefill_defer_steps=config.max_prefill_defer_steps,
         max_queued_requests=config.max_num_queued_reqs,
+        preempt=config.preemption,
+        seed=config.seed,
     )
     return schedule, notes
 
@@ -180,14 +178,17 @@ def _max_model_len(
     return length, (f"max_model_len {length} of the model's {limit} (--max-model-len sets it)",)
 
 
-def _graph(config: LaunchConfig) -> GraphConfig:
+def _graph(config: LaunchConfig, capability: Capability | None) -> GraphConfig:
     if config.enforce_eager:
         return GraphConfig(mode="NONE")
-    return GraphConfig(
+    graph = GraphConfig(
         mode=config.cudagraph_mode or "FULL_AND_PIECEWISE",
         capture_sizes=config.cudagraph_capture_sizes,
         max_capture_size=config.max_cudagraph_capture_size,
+        performance_mode=config.performance_mode,
     )
+    # A driver without a GPU may start ranks that have one; the grid's standard top then stands.
+    return msgspec.structs.replace(graph, compute_capability=capability) if capability else graph
 
 
 def _dtype(config: LaunchConfig, model: ModelConfig, device: Device) -> Dtype:

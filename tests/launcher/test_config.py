@@ -41,6 +41,11 @@ FLAGS: list[tuple[str, Any]] = [
     ("--dtype bfloat16", ("worker.dtype", "bfloat16")),
     ("--dtype half", ("worker.dtype", "float16")),
     ("--seed 3", ("worker.seed", 3)),
+    ("--seed 3", ("worker.schedule.seed", 3)),
+    ("--preemption least_computed", ("worker.schedule.preempt", "least_computed")),
+    ("--performance-mode interactivity", ("worker.graph.performance_mode", "interactivity")),
+    ("--max-num-queued-reqs 3", ("worker.schedule.max_queued_requests", 3)),
+    ("--distributed-timeout-seconds 5", ("worker.parallel.timeout_s", 5.0)),
     ("--device cuda", ("device", "cuda")),
     ("--served-model-name it", ("served_model_name", "it")),
 ]
@@ -57,8 +62,8 @@ def settings(line: str) -> dict[str, Any]:
     return given(parser.parse_args(line.split()), LaunchConfig)
 
 
-def resolved(model: str, line: str = "", *, has_cuda: bool = False) -> Resolved:
-    return resolve(build_config({"model": model} | settings(line)), has_cuda=lambda: has_cuda)
+def resolved(model: str, line: str = "", *, gpu: tuple[int, int] | None = None) -> Resolved:
+    return resolve(build_config({"model": model} | settings(line)), capability=lambda: gpu)
 
 
 @pytest.mark.parametrize(("line", "expected"), FLAGS)
@@ -103,10 +108,11 @@ def test_auto_on_a_cpu(model: str) -> None:
 
 
 def test_auto_on_cuda(model: str) -> None:
-    found = resolved(model, has_cuda=True)
+    found = resolved(model, gpu=(10, 0))
     assert found.device == "cuda"
     assert found.worker.dtype == found.worker.model.dtype
     assert found.worker.cache.kv_cache_memory_bytes is None
+    assert found.worker.graph.compute_capability == (10, 0)
 
 
 def test_without_a_model_or_with_one_that_is_not_there(tmp_path: Path) -> None:

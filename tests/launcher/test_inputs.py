@@ -157,15 +157,6 @@ def test_end_ids_and_stop_ids_go_to_the_device(preparer: Preparer) -> None:
     assert stops(stop_token_ids=[5], ignore_eos=True) == (5,)
 
 
-def test_a_seed_makes_unseeded_requests_repeatable() -> None:
-    tokenizer = Tokenizer(byte_tokenizer(), bos_token=None, template=None)
-    preparer = Preparer(tokenizer, vocab_size=VOCAB, end_ids=(), defaults={}, seed=10)
-    given = PromptInput(prompt="a")
-    assert preparer.prepare(given, 4).sampling.seed == 14
-    own = PromptInput(prompt="a", sampling={"seed": 3})
-    assert preparer.prepare(own, 4).sampling.seed == 3
-
-
 def test_a_prompt_without_tokens_and_lone_surrogates(preparer: Preparer) -> None:
     with pytest.raises(ValueError, match="prompt: it has no tokens"):
         preparer.prepare(PromptInput(prompt=""))
