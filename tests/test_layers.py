@@ -25,7 +25,6 @@ WITHOUT_TORCH = (
     "lockstep.worker.graphs.manifest",
     "lockstep.worker.schedule.block_pool",
     "lockstep.worker.schedule.scheduler",
-    "lockstep.worker.schedule.driver",
 )
 
 
