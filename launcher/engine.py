@@ -6,6 +6,7 @@ from typing import Protocol
 import msgspec
 
 from lockstep.comm.messages import AddRequest, TokenDelta, WorkerReady
+from lockstep.worker.schedule.stats import SchedulerStats
 
 # (stage, done, total): total 0 if it is not known. Stages come in order; done == total ends one.
 Progress = Callable[[str, int, int], None]
@@ -53,7 +54,7 @@ class EngineClient(Protocol):
         """
         ...
 
-    def stats(self) -> dict[str, float]: ...
+    def stats(self) -> SchedulerStats: ...
 
     def summary(self) -> EngineSummary: ...
 

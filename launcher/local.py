@@ -13,6 +13,7 @@ from lockstep.parallel.rank_spec import RankSpec
 from lockstep.parallel.topology import Topology
 from lockstep.worker.loop import Worker
 from lockstep.worker.schedule.scheduler import Scheduler
+from lockstep.worker.schedule.stats import SchedulerStats
 
 
 class InlineEngine:
@@ -43,7 +44,7 @@ class InlineEngine:
                 deltas += self._scheduler.commit(result)
         return deltas + self._scheduler.take_deltas()
 
-    def stats(self) -> dict[str, float]:
+    def stats(self) -> SchedulerStats:
         return self._scheduler.stats()
 
     def summary(self) -> EngineSummary:

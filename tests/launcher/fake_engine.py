@@ -13,6 +13,7 @@ from lockstep.comm.messages import (
 from lockstep.launcher.engine import EngineSummary, Progress
 from lockstep.launcher.errors import EngineDead
 from lockstep.launcher.resolve import Resolved
+from lockstep.worker.schedule.stats import SchedulerStats
 
 Answer = Callable[[list[int]], list[int]]
 
@@ -66,8 +67,8 @@ class FakeEngine:
         deltas, self._refused = self._refused, []
         return deltas + [d for req_id in reversed(list(self._running)) for d in self._step(req_id)]
 
-    def stats(self) -> dict[str, float]:
-        return {}
+    def stats(self) -> SchedulerStats:
+        return SchedulerStats([], {}, 0, 0, {}, 0, 0)
 
     def summary(self) -> EngineSummary:
         ready = WorkerReady(0, 1, "host", "cpu", 9, "FULL_DECODE_ONLY", 4, {}, {})
