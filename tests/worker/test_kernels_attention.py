@@ -1,0 +1,246 @@
+"""The Triton attention backend against dense attention; every dead slot holds NaN.
+
+So does the padding block, here: masked loads must not even read it.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from kernel_device import interpreted, kernel_device
+from paged_cases import PagedCase, make_case
+from torch import Tensor
+
+DEVICE = kernel_device()
+
+from lockstep.worker.attention.triton import TritonAttention  # noqa: E402
+from lockstep.worker.kernels.decode_attention import DecodeWorkspace  # noqa: E402
+
+pytestmark = interpreted
+SCALE = 0.3
+CASES = {
+    "decode": ([1, 1, 1, 1], [1, 4, 5, 37]),
+    "decode over several chunks": ([1, 1], [300, 129]),
+    "prefill": ([7, 1, 12], [7, 1, 12]),
+    "chunk with context": ([5, 8], [9, 21]),
+    "mixed": ([1, 6, 1, 3], [17, 6, 2, 11]),
+    "idle rows": ([0, 1, 0, 4, 0], [1, 9, 1, 4, 1]),
+    "prompt of several tiles": ([150], [170]),
+}
+SHAPES = {  # num_heads, num_kv_heads, head_dim, block_size
+    "small": (6, 2, 16, 4),
+    "padded group and dim": (9, 3, 80, 16),
+    "one head each": (2, 2, 96, 32),
+    "wide group": (8, 1, 64, 64),
+}
+
+
+def _case(name: str, shape: str = "small") -> PagedCase:
+    num_heads, num_kv_heads, head_dim, block_size = SHAPES[shape]
+    case = make_case(
+        *CASES[name], num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
+        block_size=block_size, device=DEVICE.type,
+    )  # fmt: skip
+    case.cache.storage[0].fill_(float("nan"))
+    return case
+
+
+def _attend(
+    case: PagedCase, window: int | None = None, backend: TritonAttention | None = None
+) -> Tensor:
+    out = torch.full_like(case.q, float("nan"))
+    (backend or TritonAttention(case.sizes())).forward(
+        case.q, case.k, case.v, case.cache.layer(0), case.metadata,
+        scale=SCALE, window=window, out=out,
+    )  # fmt: skip
+    return out
+
+
+@pytest.mark.parametrize("window", [None, 1, 6])
+@pytest.mark.parametrize("name", CASES)
+def test_matches_dense_attention(name: str, window: int | None) -> None:
+    case = _case(name)
+    torch.testing.assert_close(
+        _attend(case, window), case.expected(SCALE, window), rtol=1e-5, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", ["decode over several chunks", "mixed"])
+def test_matches_dense_attention_over_head_shapes(name: str, shape: str) -> None:
+    case = _case(name, shape)
+    torch.testing.assert_close(_attend(case), case.expected(SCALE, None), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_stores_this_steps_keys_and_values_and_nothing_else(name: str) -> None:
+    case = _case(name)
+    expected = case.cache.storage.clone()
+    blocks, offsets = case.metadata.slots // 4, case.metadata.slots % 4
+    expected[blocks, 0, 0, offsets] = case.k
+    expected[blocks, 0, 1, offsets] = case.v
+    _attend(case)
+    torch.testing.assert_close(case.cache.storage, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_padding_tokens_get_zeros() -> None:
+    case = make_case([1, 5], [9, 5], num_padding_tokens=40, device=DEVICE.type)
+    assert _attend(case)[6:].eq(0).all()
+
+
+def test_strided_rows_of_a_fused_projection() -> None:
+    case = _case("mixed")
+    expected = _attend(_case("mixed"))
+    fused = torch.cat([case.q, case.k, case.v], dim=1)
+    q, k, v = fused.split([6, 2, 2], dim=1)
+    assert _attend(replace(case, q=q, k=k, v=v)).equal(expected)
+
+
+def _with_sms(case: PagedCase, num_sms: int) -> TritonAttention:
+    backend = TritonAttention(case.sizes())
+    backend._workspace = replace(backend._workspace, num_sms=num_sms)
+    return backend
+
+
+def test_decode_does_not_depend_on_the_number_of_programs() -> None:
+    outs = []
+    for num_sms in (1, 2, 1000):
+        case = _case("decode over several chunks")
+        backend = _with_sms(case, num_sms)
+        outs.append(_attend(case, backend=backend))
+        assert backend._workspace.arrivals.eq(0).all()
+    assert outs[0].equal(outs[1])
+    assert outs[0].equal(outs[2])
+
+
+def test_decode_of_a_row_does_not_depend_on_its_batch() -> None:
+    case = _case("decode over several chunks")
+    together = _attend(case)
+    for row in range(2):
+        one, at = _case("decode over several chunks"), slice(row, row + 1)
+        metadata = replace(
+            one.metadata,
+            slots=one.metadata.slots[at],
+            query_start_loc=one.metadata.query_start_loc[:2],
+            context_lens=one.metadata.context_lens[at],
+            block_table=one.metadata.block_table[at],
+        )
+        alone = replace(one, q=one.q[at], k=one.k[at], v=one.v[at], metadata=metadata)
+        assert _attend(alone, backend=TritonAttention(case.sizes())).equal(together[at])
+
+
+def test_a_workspace_refuses_more_rows_than_it_has() -> None:
+    case = _case("decode")
+    backend = TritonAttention(replace(case.sizes(), max_num_reqs=3))
+    with pytest.raises(ValueError, match=r"num_rows must be at most 3 \(workspace\), got 4"):
+        _attend(case, backend=backend)
+
+
+def test_programs_fill_the_device_and_stop_at_the_chunks_there_are() -> None:
+    workspace = DecodeWorkspace.create(256, 16, 8, 128, torch.device("cpu"))
+    workspace = replace(workspace, num_sms=132)
+    assert workspace.num_programs(1, 40960) == 32
+    assert workspace.num_programs(1, 300) == 3
+    assert workspace.num_programs(256, 40960) == 1
+
+
+GPU_SHAPES = [
+    (16, 8, 128, 16), (32, 8, 128, 16), (32, 8, 128, 64), (9, 3, 64, 16), (14, 2, 64, 32),
+    (12, 12, 96, 16), (8, 1, 80, 32), (4, 2, 128, 16),
+]  # fmt: skip
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("shape", GPU_SHAPES)
+def test_model_shapes(shape: tuple[int, int, int, int], dtype: torch.dtype) -> None:
+    heads, kv_heads, dim, block_size = shape
+    batches = {
+        "decode": ([1] * 7, [1, 2, 63, 128, 129, 700, 1500]),
+        "mixed": ([1, 200, 0, 33, 1], [900, 500, 1, 33, 1]),
+    }
+    for query_lens, contexts in batches.values():
+        for window in (None, 100):
+            case = make_case(
+                query_lens, contexts, num_heads=heads, num_kv_heads=kv_heads, head_dim=dim,
+                block_size=block_size, dtype=dtype, device="cuda",
+            )  # fmt: skip
+            got, expected = _attend(case, window).float(), case.expected(SCALE, window)
+            limit = TOLERANCE[dtype]
+            torch.testing.assert_close(got, expected, rtol=limit, atol=limit)
+
+
+@pytest.mark.gpu
+def test_equal_rows_give_equal_outputs() -> None:
+    for query_lens in ([1] * 8, [40] * 8):
+        case = make_case(
+            query_lens, [600] * 8, num_heads=16, num_kv_heads=8, head_dim=128, block_size=16,
+            dtype=torch.bfloat16, device="cuda",
+        )  # fmt: skip
+        tables, starts = case.metadata.block_table, case.metadata.query_start_loc.tolist()
+        width = starts[1]
+        for tensor in (case.q, case.k, case.v):
+            tensor.view(8, width, *tensor.shape[1:])[1:] = tensor[:width]
+        case.cache.storage[tables[1:].long()] = case.cache.storage[tables[:1].long()]
+        out = _attend(case).view(8, width, 16, 128)
+        assert (out == out[:1]).all()
+
+
+@pytest.mark.gpu
+def test_a_captured_decode_follows_context_lens_and_repeats_bit_for_bit() -> None:
+    """Replayed for other lengths than those at capture, against a fresh eager call."""
+    case = make_case(
+        [1] * 4, [3000, 1, 700, 129], num_heads=16, num_kv_heads=8, head_dim=128, block_size=16,
+        dtype=torch.bfloat16, device="cuda",
+    )  # fmt: skip
+    backend = TritonAttention(case.sizes())
+    out = torch.empty_like(case.q)
+
+    def attend(into: Tensor) -> None:
+        backend.forward(
+            case.q, case.k, case.v, case.cache.layer(0), case.metadata,
+            scale=SCALE, window=None, out=into,
+        )  # fmt: skip
+
+    attend(out)
+    graph = torch.cuda.CUDAGraph()
+    lengths = case.metadata.context_lens.clone()
+    case.metadata.context_lens.fill_(1)
+    with torch.cuda.graph(graph):
+        attend(out)
+    for _ in range(50):
+        for wanted in (lengths, torch.ones_like(lengths), lengths // 2 + 1):
+            case.metadata.context_lens.copy_(wanted)
+            out.fill_(float("nan"))
+            graph.replay()
+            expected = torch.empty_like(out)
+            attend(expected)
+            assert out.equal(expected)
+            assert out.isfinite().all()
+
+
+@pytest.mark.gpu
+def test_the_top_blocks_of_a_large_cache() -> None:
+    """Offsets beyond 2**32 elements: a pool of 10 GB, the row in its last blocks."""
+    small = make_case(
+        [1, 20], [400, 20], num_heads=16, num_kv_heads=8, head_dim=128, block_size=16,
+        dtype=torch.bfloat16, device="cuda",
+    )  # fmt: skip
+    num_used, block_shape = small.cache.storage.shape[0], small.cache.storage.shape[1:]
+    num_blocks = (5 << 30) // block_shape.numel()
+    storage = torch.empty((num_blocks, *block_shape), dtype=torch.bfloat16, device="cuda")
+    shift = num_blocks - num_used
+    storage[shift:] = small.cache.storage
+    metadata = replace(
+        small.metadata,
+        slots=small.metadata.slots + shift * 16,
+        block_table=small.metadata.block_table + shift,
+    )
+    out = torch.empty_like(small.q)
+    TritonAttention(small.sizes()).forward(
+        small.q, small.k, small.v, (storage[:, 0, 0], storage[:, 0, 1]), metadata,
+        scale=SCALE, window=None, out=out,
+    )  # fmt: skip
+    assert out.equal(_attend(small))
+    torch.testing.assert_close(storage[shift:], small.cache.storage, rtol=0, atol=0, equal_nan=True)

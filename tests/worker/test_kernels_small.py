@@ -1,0 +1,140 @@
+"""Norm, rotary, activation and KV store kernels against the plain torch paths of ``ops``."""
+
+import pytest
+import torch
+from kernel_device import interpreted, kernel_device
+from torch import Tensor
+
+DEVICE = kernel_device()
+
+from lockstep.worker.kernels import activation, norm, ops, rope, store_kv  # noqa: E402
+
+pytestmark = interpreted
+EPS = 1e-5
+
+
+def _random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, device=DEVICE).to(dtype)
+
+
+def _assert_close(got: Tensor, expected: Tensor) -> None:
+    # One rounding of a half type on either side.
+    tolerance = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}[got.dtype]
+    assert got.dtype == expected.dtype
+    torch.testing.assert_close(got.float(), expected.float(), rtol=tolerance, atol=tolerance)
+
+
+def _check_norms(rows: int, size: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(rows + size)
+    wide, residual = _random(rows, size + 32, dtype=dtype), _random(rows, size, dtype=dtype)
+    x, weight = wide[:, :size], _random(size, dtype=dtype)
+    _assert_close(norm.rms_norm(x, weight, EPS), ops.rms_norm_torch(x, weight, EPS))
+    normed, total = norm.add_rms_norm(x, residual, weight, EPS)
+    assert total.equal(x + residual)
+    _assert_close(normed, ops.rms_norm_torch(total, weight, EPS))
+
+
+def _check_activation(rows: int, size: int, dtype: torch.dtype) -> None:
+    gate_up = _random(rows, 2 * size, dtype=dtype)
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    expected = (torch.nn.functional.silu(gate) * up).to(dtype)
+    _assert_close(activation.silu_and_mul(gate_up), expected)
+
+
+def _rotated(x: Tensor, weight: Tensor | None, cos_sin: Tensor, positions: Tensor) -> Tensor:
+    wide = x.float()
+    if weight is not None:
+        wide = ops.rms_norm_torch(wide, weight.float(), EPS)
+    cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
+    low, high = wide.chunk(2, dim=-1)
+    return torch.cat([low * cos - high * sin, high * cos + low * sin], -1).to(x.dtype)
+
+
+def _check_rope(
+    tokens: int, heads: int, kv_heads: int, dim: int, dtype: torch.dtype, *, norm_heads: bool
+) -> None:
+    torch.manual_seed(tokens + heads)
+    qkv = _random(tokens, heads + 2 * kv_heads, dim, dtype=dtype)
+    q, k, v = qkv.split([heads, kv_heads, kv_heads], dim=1)
+    cos_sin = _random(50, dim)
+    positions = torch.randint(0, 50, (tokens,), device=DEVICE)
+    weights = (_random(dim, dtype=dtype), _random(dim, dtype=dtype)) if norm_heads else None
+    expected = [
+        _rotated(x, weight, cos_sin, positions)
+        for x, weight in zip((q, k), weights or (None, None), strict=True)
+    ]
+    before = v.clone()
+    rope.norm_rope_(q, k, positions, cos_sin, weights, EPS)
+    _assert_close(q, expected[0])
+    _assert_close(k, expected[1])
+    assert v.equal(before)
+
+
+def _check_store(tokens: int, heads: int, dim: int, block_size: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(tokens + heads)
+    cache = torch.zeros(9, 2, 2, block_size, heads, dim, dtype=dtype, device=DEVICE)
+    expected = cache.clone()
+    qkv = _random(tokens, 3 * heads, dim, dtype=dtype)
+    k, v = qkv[:, heads : 2 * heads], qkv[:, 2 * heads :]
+    slots = torch.randperm(9 * block_size, device=DEVICE)[:tokens]
+    store_kv.store_kv(k, v, (cache[:, 1, 0], cache[:, 1, 1]), slots)
+    expected[slots // block_size, 1, 0, slots % block_size] = k
+    expected[slots // block_size, 1, 1, slots % block_size] = v
+    assert cache.equal(expected)
+
+
+@pytest.mark.parametrize("rows, size", [(1, 96), (3, 576), (2, 1000)])
+def test_norms_match_torch(rows: int, size: int) -> None:
+    _check_norms(rows, size, torch.float32)
+
+
+@pytest.mark.parametrize("rows, size", [(1, 96), (3, 1536)])
+def test_activation_matches_torch(rows: int, size: int) -> None:
+    _check_activation(rows, size, torch.float32)
+
+
+@pytest.mark.parametrize("norm_heads", [False, True])
+@pytest.mark.parametrize("heads, kv_heads, dim", [(9, 3, 64), (2, 1, 80), (4, 4, 96)])
+def test_rope_matches_torch_and_leaves_v_alone(
+    heads: int, kv_heads: int, dim: int, norm_heads: bool
+) -> None:
+    _check_rope(3, heads, kv_heads, dim, torch.float32, norm_heads=norm_heads)
+
+
+@pytest.mark.parametrize("heads, dim", [(1, 64), (3, 80)])
+def test_store_writes_the_slots_of_its_layer_and_nothing_else(heads: int, dim: int) -> None:
+    _check_store(5, heads, dim, 16, torch.float32)
+
+
+def test_an_empty_batch_launches_nothing() -> None:
+    empty = _random(0, 64)
+    weight = _random(64)
+    assert norm.rms_norm(empty, weight, EPS).shape == (0, 64)
+    assert norm.add_rms_norm(empty, empty, weight, EPS)[0].shape == (0, 64)
+    assert activation.silu_and_mul(empty).shape == (0, 32)
+
+
+def test_a_head_dim_that_is_not_contiguous_is_refused() -> None:
+    cache = torch.zeros(2, 4, 3, 8).transpose(2, 3)
+    with pytest.raises(ValueError, match="head_dim .* must be contiguous, got stride 8"):
+        store_kv.cache_strides(cache)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("size", [576, 1024, 2048, 4096, 5120, 8192])
+def test_norms_and_activation_over_model_sizes(size: int, dtype: torch.dtype) -> None:
+    for rows in (1, 7, 300):
+        _check_norms(rows, size, dtype)
+        _check_activation(rows, size // 2 * 3, dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dim", [64, 80, 96, 128])
+def test_rope_and_store_over_model_sizes(dim: int, dtype: torch.dtype) -> None:
+    for heads, kv_heads in ((9, 3), (16, 8), (32, 8), (5, 1)):
+        for tokens in (1, 13):
+            _check_rope(tokens, heads, kv_heads, dim, dtype, norm_heads=True)
+            _check_rope(tokens, heads, kv_heads, dim, dtype, norm_heads=False)
+            _check_store(tokens, kv_heads, dim, 32, dtype)
