@@ -29,7 +29,8 @@ _context.set_forkserver_preload(["torch", "torch.distributed"])
 class Rank:
     """What ``fn`` gets first: its rank, the number of ranks, and where the store listens.
 
-    The default process group (gloo over that store) is up while ``fn`` runs.
+    The default process group (gloo over that store) is up while ``fn`` runs, unless ``gloo`` is
+    False. ``join`` makes a Topology instead.
     """
 
     rank: int
@@ -67,6 +68,30 @@ def run_ranks(
     """
     outcomes = _run(fn, size, args, timeout_s, gloo, stop_at_error=True)
     return [outcome.value for outcome in outcomes]
+
+
+def join(rank: Rank, *, device: str = "cpu", all_reduce: str = "auto", **sizes: Any) -> Any:
+    """The Topology of this rank; ``sizes`` are fields of ParallelConfig, tp_size all by default."""
+    import torch
+    from torch import distributed
+
+    from lockstep.comm.rendezvous import join_store
+    from lockstep.parallel import mesh
+    from lockstep.parallel.config import ParallelConfig
+    from lockstep.parallel.rank_spec import RankSpec
+    from lockstep.parallel.topology import Topology
+
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+    torch.set_num_threads(1)
+    config = ParallelConfig(**({"tp_size": rank.size, "timeout_s": 20.0} | sizes))
+    dp_rank, tp_rank = mesh.coordinates(rank.rank, config)
+    spec = RankSpec(
+        global_rank=rank.rank, world_size=rank.size, dp_rank=dp_rank, tp_rank=tp_rank,
+        device=f"cuda:{rank.rank}" if device == "cuda" else device,
+    )  # fmt: skip
+    store = join_store(rank.master_addr, rank.master_port, config.timeout_s)
+    return Topology.create(spec, config, store=store, all_reduce=all_reduce)
 
 
 def rank_outcomes(

@@ -1,0 +1,107 @@
+"""Build the all-reduces that a table names; fall back where symmetric memory cannot work."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+from lockstep.comm.all_reduce.base import AllReduce
+from lockstep.comm.all_reduce.choose import AllReduceTable, Choice, parse_table
+from lockstep.comm.all_reduce.gloo_nccl import library_all_reduce
+from lockstep.comm.all_reduce.symmetric import (
+    OneShotAllReduce,
+    SymmetricBuffer,
+    TwoShotAllReduce,
+    peer_reads_work,
+)
+from lockstep.comm.errors import CommError
+from lockstep.comm.groups import Group
+
+_log = logging.getLogger(__name__)
+
+# The crossing points measured on two H200s with NVLink; above 4 MiB nothing was measured.
+AUTO_TABLE = "one_shot:65536,two_shot:4194304,nccl"
+SYMMETRIC_BYTES = 4 << 20
+_SYMMETRIC = ("one_shot", "two_shot")
+
+
+class Host(Protocol):
+    """The host operations by which ranks agree on what works."""
+
+    def all_gather_object(self, obj: Any, timeout_s: float | None = None) -> list[Any]: ...
+
+    def barrier(self, timeout_s: float | None = None) -> None: ...
+
+
+def create_all_reduce(group: Group, choice: str, host: Host) -> AllReduceTable:
+    """Make the all-reduces of a group. Called by all its ranks, before any capture.
+
+    ``choice`` is "auto", the name of an algorithm, or a table (see ``choose``). With "auto",
+    symmetric memory is used where every rank has read every peer through it.
+
+    Raises:
+        ValueError: an unknown algorithm.
+        CommError: the choice names symmetric memory and it cannot work here; says why.
+    """
+    library = library_all_reduce(group)
+    choices = _choices(group, choice, library.name)
+    algorithms: dict[str, AllReduce] = {library.name: library}
+    limits = [limit for name, limit in choices if name in _SYMMETRIC]
+    if limits:
+        buffer = _symmetric_buffer(group, max(limit or SYMMETRIC_BYTES for limit in limits), host)
+        if isinstance(buffer, str) and choice != "auto":
+            raise CommError(f"all_reduce {choice!r} cannot work here: {buffer}")
+        if isinstance(buffer, str):
+            _log.info("all-reduce by %s only: %s", library.name, buffer)
+            return AllReduceTable([Choice(library.name, None)], algorithms)
+        algorithms |= {"one_shot": OneShotAllReduce(buffer), "two_shot": TwoShotAllReduce(buffer)}
+    return AllReduceTable(choices, algorithms)
+
+
+def _choices(group: Group, choice: str, library: str) -> Sequence[Choice]:
+    auto = AUTO_TABLE if group.device.type == "cuda" else library
+    choices = parse_table(auto if choice == "auto" else choice)
+    known = {library, *(_SYMMETRIC if group.device.type == "cuda" else ())}
+    for name, _ in choices:
+        if name not in known:
+            raise ValueError(f"all_reduce must be one of {sorted(known)} here, got {name!r}")
+    if choices[-1].algorithm == library:
+        return choices
+    return [*choices[:-1], Choice(choices[-1].algorithm, SYMMETRIC_BYTES), Choice(library, None)]
+
+
+def _symmetric_buffer(group: Group, max_bytes: int, host: Host) -> SymmetricBuffer | str:
+    """The buffer, or why there is none. All ranks get the same answer."""
+    reason = _agreed(host, _obstacle(group, host))
+    if reason is not None:
+        return reason
+    buffer: SymmetricBuffer | None = None
+    try:
+        buffer = SymmetricBuffer.create(group, max_bytes)
+    except RuntimeError as error:
+        reason = f"no rendezvous: {error}"
+    reason = _agreed(host, reason)
+    if buffer is None or reason is not None:
+        return reason or "no rendezvous"
+    works = peer_reads_work(buffer, group.rank, host.barrier)
+    reason = _agreed(host, None if works else f"rank {group.ranks[group.rank]} reads wrong bytes")
+    return buffer if reason is None else reason
+
+
+def _obstacle(group: Group, host: Host) -> str | None:
+    """What can be known without trying."""
+    own = group.device.index
+    indices = host.all_gather_object(own)
+    if not group.peers.same_host(group.ranks):
+        return "the ranks are on several hosts"
+    if len(set(indices)) < len(indices):
+        return f"processes number their GPUs {indices}, so that devices overlap"
+    for peer in indices:
+        if peer != own and not torch.cuda.can_device_access_peer(own, peer):
+            return f"GPU {own} has no peer access to GPU {peer}"
+    return None
+
+
+def _agreed(host: Host, reason: str | None) -> str | None:
+    return next((found for found in host.all_gather_object(reason) if found is not None), None)
