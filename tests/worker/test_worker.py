@@ -1,12 +1,12 @@
 """A whole worker, from configuration to results, driven by hand-written plans over real rings."""
 
 import threading
-from types import SimpleNamespace
 
 import msgspec
 import pytest
 import torch
-from rig import (
+from inline import SPEC, alone_topology, worker_config
+from rig import chunk, decode_alone, eager, join, tokens_of
     BLOCK_SIZE,
     MAX_LANES,
     MAX_MODEL_LEN,
@@ -30,34 +30,11 @@ from lockstep.worker.loop import Worker
 from lockstep.worker.results import SlotFault
 from lockstep.worker.weights.load import load_weights
 
-SPEC = RankSpec(global_rank=0, world_size=1, dp_rank=0, tp_rank=0)
 PROMPT = [5, 17, 3, 70, 22]
 
 
-def worker_config(run_ahead: int = 2) -> WorkerConfig:
-    return WorkerConfig(
-        model=msgspec.structs.replace(TINY, initializer_range=0.3),
-        parallel=ParallelConfig(timeout_s=20),
-        cache=CacheConfig(block_size=BLOCK_SIZE, num_gpu_blocks_override=40),
-        schedule=ScheduleConfig(
-            max_num_seqs=MAX_LANES,
-            max_num_batched_tokens=64,
-            max_model_len=MAX_MODEL_LEN,
-            run_ahead=run_ahead,
-        ),
-        graph=GraphConfig(mode="NONE"),
-        model_path="",
-        load_format="dummy",
-        dtype="float32",
-    )
-
-
-def alone_topology() -> SimpleNamespace:
-    return SimpleNamespace(spec=SPEC, world=Alone(), tp=Alone(), dp=Alone(), lockstep=Alone())
-
-
 def started_worker(run_ahead: int = 2) -> Worker:
-    worker = Worker(worker_config(run_ahead), SPEC, alone_topology())
+    worker = Worker(worker_config(run_ahead=run_ahead, num_blocks=40), SPEC, alone_topology())
     worker.start()
     return worker
 
@@ -76,7 +53,7 @@ def expected() -> list[int]:
 
 
 def test_start_says_what_it_made() -> None:
-    worker, told = Worker(worker_config(), SPEC, alone_topology()), []
+    worker, told = Worker(worker_config(num_blocks=40), SPEC, alone_topology()), []
     ready = worker.start(lambda stage, done, total: told.append(stage))
     assert ready.num_blocks == 40 and ready.graph_mode == "NONE" and ready.device == "cpu"
     assert set(ready.stage_seconds) == {"load", "kernels", "mapping"}

@@ -1,0 +1,109 @@
+"""Scheduler and one worker in one process, turn by turn: the plainest way to serve."""
+
+from collections import deque
+from types import SimpleNamespace
+
+import msgspec
+from rig import BLOCK_SIZE, MAX_LANES, MAX_MODEL_LEN, TINY, Alone
+
+from lockstep.comm.messages import AddRequest, TokenDelta, pack_ids, unpack_ids
+from lockstep.comm.sampling import SamplingParams
+from lockstep.parallel.config import ParallelConfig
+from lockstep.parallel.rank_spec import RankSpec
+from lockstep.worker.config import CacheConfig, GraphConfig, ScheduleConfig, WorkerConfig
+from lockstep.worker.loop import Worker
+from lockstep.worker.schedule.scheduler import Scheduler
+
+SPEC = RankSpec(global_rank=0, world_size=1, dp_rank=0, tp_rank=0)
+# Logits of a tiny model only differ clearly if its weights are large.
+LOUD_TINY = msgspec.structs.replace(TINY, initializer_range=0.3)
+
+
+def worker_config(
+    *,
+    run_ahead: int = 2,
+    num_blocks: int = 60,
+    max_num_batched_tokens: int = 64,
+    graph_mode: str = "NONE",
+    caching: bool = True,
+    max_num_seqs: int = MAX_LANES,
+    parallel: ParallelConfig | None = None,
+) -> WorkerConfig:
+    return WorkerConfig(
+        model=LOUD_TINY,
+        parallel=parallel or ParallelConfig(timeout_s=20),
+        cache=CacheConfig(
+            block_size=BLOCK_SIZE,
+            num_gpu_blocks_override=num_blocks,
+            enable_prefix_caching=caching,
+        ),
+        schedule=ScheduleConfig(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=MAX_MODEL_LEN,
+            run_ahead=run_ahead,
+        ),
+        graph=GraphConfig(mode=graph_mode),
+        model_path="",
+        load_format="dummy",
+        dtype="float32",
+    )
+
+
+def alone_topology() -> SimpleNamespace:
+    return SimpleNamespace(spec=SPEC, world=Alone(), tp=Alone(), dp=Alone(), lockstep=Alone())
+
+
+def make_scheduler(config: WorkerConfig, num_blocks: int) -> Scheduler:
+    return Scheduler(
+        config.model, config.schedule, config.cache, config.parallel, config.graph, num_blocks
+    )
+
+
+def request(
+    req_id: str, prompt: list[int], stop_ids: list[int] | None = None, **sampling: object
+) -> AddRequest:
+    params = SamplingParams(**{"temperature": 0.0, "max_tokens": 8} | sampling)
+    return AddRequest(req_id, pack_ids(prompt), params, pack_ids(stop_ids or []))
+
+
+class Served:
+    """Tokens and finish reason by request, as they came."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[str, list[int]] = {}
+        self.finish: dict[str, str] = {}
+        self.logprobs: dict[str, list[object]] = {}
+
+    def take(self, deltas: list[TokenDelta]) -> None:
+        for delta in deltas:
+            self.tokens.setdefault(delta.req_id, []).extend(unpack_ids(delta.token_ids))
+            self.logprobs.setdefault(delta.req_id, []).extend(delta.logprobs or [])
+            if delta.finish_reason:
+                self.finish[delta.req_id] = delta.finish_reason
+
+
+def serve(config: WorkerConfig, requests: list[AddRequest]) -> tuple[Served, Scheduler]:
+    """Run all requests to their end, with results held back as long as the scheduler allows."""
+    worker = Worker(config, SPEC, alone_topology())
+    ready = worker.start()
+    scheduler = make_scheduler(config, ready.num_blocks)
+    for each in requests:
+        scheduler.add(each)
+    served = run_turns(worker, scheduler)
+    scheduler.check_conserved()
+    worker.close()
+    return served, scheduler
+
+
+def run_turns(worker: Worker, scheduler: Scheduler) -> Served:
+    served, pending = Served(), deque()
+    while True:
+        plan = scheduler.plan(0)
+        if plan is not None:
+            pending.extend(worker.launch(plan))
+        elif pending:
+            served.take(scheduler.commit(pending.popleft().result()))
+        else:
+            served.take(scheduler.take_deltas())
+            return served

@@ -1,0 +1,93 @@
+"""Scheduler and worker together: the tokens of a request do not depend on how it was served."""
+
+import pytest
+import torch
+from inline import alone_topology, request, serve, worker_config
+from rig import decode_alone
+
+from lockstep.comm.messages import AddRequest
+from lockstep.worker.assembly import build_model
+from lockstep.worker.weights.load import load_weights
+
+PROMPTS = {
+    "a": [5, 17, 3],
+    "b": [44, 9, 9, 61, 2, 80, 33, 12, 12, 7],
+    "c": [12],
+    "d": [90, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 14],
+    "e": [5, 17, 3, 8],
+    "f": [44, 9, 9, 61, 2, 80, 33, 12, 1],
+    "g": [60, 61, 62],
+    "h": [5, 17, 3, 8, 20, 21, 22, 23, 24],
+}
+NUM_TOKENS = 11
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, list[int]]:
+    config = worker_config()
+    model = build_model(config, alone_topology(), torch.device("cpu"))
+    load_weights(model, config)
+    return {key: decode_alone(model, prompt, NUM_TOKENS) for key, prompt in PROMPTS.items()}
+
+
+def requests(**sampling: object) -> list[AddRequest]:
+    options = {"max_tokens": NUM_TOKENS} | sampling
+    return [request(key, prompt, **options) for key, prompt in PROMPTS.items()]
+
+
+WAYS = {
+    "plain": {"run_ahead": 0},
+    "overlapped": {"run_ahead": 2},
+    "far ahead": {"run_ahead": 4},
+    "prompts in chunks of one block": {"max_num_batched_tokens": 7},
+    "two at a time": {"max_num_seqs": 2},
+    "no prefix cache": {"caching": False},
+    "so few blocks that requests are preempted": {"num_blocks": 12},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_of_serving_gives_the_tokens_of_each_request_alone(
+    way: str, expected: dict[str, list[int]]
+) -> None:
+    served, scheduler = serve(worker_config(**WAYS[way]), requests())
+    assert served.tokens == expected
+    assert set(served.finish.values()) == {"length"}
+    preempted = sum(replica.num_preemptions for replica in scheduler._replicas)
+    assert (preempted > 0) == ("preempted" in way)
+
+
+def test_stop_ids_end_requests_with_run_ahead_as_without(expected: dict[str, list[int]]) -> None:
+    stops = [tokens[4] for tokens in expected.values()]
+    ended = {}
+    for run_ahead in (0, 2):
+        adds = [
+            request(key, prompt, stop_ids=stops, max_tokens=NUM_TOKENS)
+            for key, prompt in PROMPTS.items()
+        ]
+        served, _ = serve(worker_config(run_ahead=run_ahead), adds)
+        ended[run_ahead] = served.tokens
+        assert set(served.finish.values()) == {"stop"}
+    for key, tokens in ended[0].items():
+        first = min(expected[key].index(stop) for stop in stops if stop in expected[key])
+        assert tokens == expected[key][: first + 1]
+    assert ended[0] == ended[2]
+
+
+def test_seeded_sampling_does_not_depend_on_who_shares_the_batch() -> None:
+    options = {"temperature": 0.9, "top_p": 0.9, "seed": 11, "presence_penalty": 0.5}
+    together, _ = serve(worker_config(), requests(**options))
+    few_blocks, _ = serve(worker_config(num_blocks=12), requests(**options))
+    alone = {}
+    for each in requests(**options):
+        alone |= serve(worker_config(run_ahead=0), [each])[0].tokens
+    assert together.tokens == alone
+    assert few_blocks.tokens == alone
+    assert len({tuple(tokens) for tokens in alone.values()}) == len(PROMPTS)
+
+
+def test_logprobs_arrive_with_their_tokens(expected: dict[str, list[int]]) -> None:
+    served, _ = serve(worker_config(), requests(logprobs=3))
+    for key, tokens in expected.items():
+        assert [entry.token_id for entry in served.logprobs[key]] == tokens
+        assert all(entry.rank == 1 and len(entry.top_ids) == 3 for entry in served.logprobs[key])
