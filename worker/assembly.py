@@ -81,12 +81,13 @@ def build_parts(
     schedule, device = config.schedule, kv.storage.device
     max_lanes, width = schedule.max_num_seqs, max_blocks_per_req(config)
     depth = schedule.run_ahead + 2
+    lockstep = topology.lockstep if config.parallel.lockstep_dp_size > 1 else None
     state = StepState(
         max_lanes=max_lanes,
         max_blocks_per_req=width,
         vocab_local=model.vocab_local,
         ring_depth=depth,
-        lockstep_size=topology.dp.size,
+        lockstep_size=lockstep.size if lockstep else 1,
         device=device,
     )
     sampling = LaneSampling(
@@ -103,7 +104,7 @@ def build_parts(
         lanes=LaneTable(max_lanes, width),
         upload=Uploader(_upload_capacity(schedule), _CALLS_PER_PLAN * depth, device),
         inputs=StepInputs(state, kv.block_size, schedule.max_model_len),
-        step=Step(model, kv, state, Sampler(sampling, topology.tp), topology.dp),
+        step=Step(model, kv, state, Sampler(sampling, topology.tp), lockstep),
     )
 
 

@@ -17,7 +17,7 @@ class StepState:
 
     Args:
         ring_depth: at least run_ahead + 2.
-        lockstep_size: replicas of the lockstep group.
+        lockstep_size: ranks that tell each other which step they are at.
     """
 
     def __init__(

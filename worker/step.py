@@ -33,14 +33,14 @@ class Step:
     """Body: inputs to logits. Tail: logits to tokens, results and advanced lanes.
 
     Both read and write only ``state``, the sampling state and the KV cache, so replaying them is
-    the same as calling them.
+    the same as calling them. ``lockstep`` is None where a replica steps alone.
     """
 
     model: Model
     kv: KVCache
     state: StepState
     sampler: Sampler
-    dp: "Communicator"
+    lockstep: "Communicator | None"
 
     def body(self, inputs: ForwardInputs) -> None:
         """Forward ``inputs`` and leave one row of logits per lane in ``state.logits``."""
@@ -64,18 +64,19 @@ class Step:
         return sampled
 
     def _exchange_step_number(self) -> None:
-        """The one collective of a dense lockstep group: each replica tells which step it is at."""
-        if self.dp.size == 1:
+        """The collective that all ranks of a lockstep group share: each tells its step."""
+        if self.lockstep is None:
             return
         state = self.state
         mine = torch.zeros_like(state.peer_steps)
-        mine[self.dp.rank] = (state.output.counter[0] % _STEP_MODULUS).float()
-        state.peer_steps.copy_(self.dp.all_reduce(mine))
+        mine[self.lockstep.rank] = (state.output.counter[0] % _STEP_MODULUS).float()
+        state.peer_steps.copy_(self.lockstep.all_reduce(mine))
 
     def _status(self, not_finite: Tensor, num_lanes: int) -> Tensor:
         status = not_finite.int() * NOT_FINITE + self.state.faults[:num_lanes] * SLOT_FAULT
-        if self.dp.size == 1:
+        if self.lockstep is None:
             return status
-        differs = (self.state.peer_steps != self.state.peer_steps[self.dp.rank]).int()
+        steps = self.state.peer_steps
+        differs = (steps != steps[self.lockstep.rank]).int()
         out_of_step = OUT_OF_STEP + (differs.argmax() << PEER_SHIFT)
         return status + (differs.amax() * out_of_step).int()

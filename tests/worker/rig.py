@@ -135,7 +135,7 @@ def make_rig(model: DecoderModel | None = None, *, num_blocks: int = 40, run_ahe
         lanes=LaneTable(MAX_LANES, width),
         upload=Uploader(4096, depth, device),
         inputs=StepInputs(state, BLOCK_SIZE, MAX_MODEL_LEN),
-        step=Step(model, kv, state, Sampler(sampling, Alone()), Alone()),
+        step=Step(model, kv, state, Sampler(sampling, Alone()), None),
     )
     return Rig(model, kv, state, sampling, ModelRunner(parts, 0))
 

@@ -7,25 +7,11 @@ import pytest
 import torch
 from inline import SPEC, alone_topology, worker_config
 from rig import chunk, decode_alone, eager, join, tokens_of
-    BLOCK_SIZE,
-    MAX_LANES,
-    MAX_MODEL_LEN,
-    TINY,
-    Alone,
-    chunk,
-    decode_alone,
-    eager,
-    join,
-    tokens_of,
-)
 
 from lockstep.comm.codec import decode_result, encode
 from lockstep.comm.messages import ReplicaPlan, StepPlan, StepResult, StopWorkers, WorkerFailed
 from lockstep.comm.ring import Ring, RingReader, RingWriter
-from lockstep.parallel.config import ParallelConfig
-from lockstep.parallel.rank_spec import RankSpec
 from lockstep.worker.assembly import build_model
-from lockstep.worker.config import CacheConfig, GraphConfig, ScheduleConfig, WorkerConfig
 from lockstep.worker.loop import Worker
 from lockstep.worker.results import SlotFault
 from lockstep.worker.weights.load import load_weights
