@@ -1,0 +1,114 @@
+"""The Ray shells: one actor a rank, one for the scheduler. Thin; the hosts hold the logic.
+
+Neither imports torch when Ray unpickles it. ``run`` and ``serve`` occupy the default concurrency
+group for as long as the engine lives; everything that must answer meanwhile has its own.
+"""
+
+import os
+import socket
+from collections.abc import Callable
+
+import msgspec
+import ray
+
+from lockstep.comm.messages import AddRequest, TokenDelta, WorkerReady
+from lockstep.launcher.logs import setup_logging
+from lockstep.launcher.placement import STORE_HOST, VISIBLE, Place
+from lockstep.launcher.processes import ProcessId, boot_id, this_process
+from lockstep.launcher.rank_host import Beat, MakeWorker, RankHost
+from lockstep.launcher.rings import RankRings
+from lockstep.launcher.scheduler_host import MakeDriver, SchedulerHost
+from lockstep.parallel.rank_spec import RankSpec
+from lockstep.worker.config import WorkerConfig
+
+WORKER_GROUPS = {"control": 2}
+SCHEDULER_GROUPS = {"requests": 1, "deltas": 1, "control": 2}
+
+encode_deltas: Callable[[list[TokenDelta]], bytes] = msgspec.msgpack.Encoder().encode
+decode_deltas = msgspec.msgpack.Decoder(list[TokenDelta]).decode
+
+
+class WorkerActor:
+    """One rank. Calls in order: place, serve_store (rank 0), start, run."""
+
+    def __init__(self, config: WorkerConfig, make_worker: MakeWorker | None = None) -> None:
+        self._host = RankHost(config, make_worker)
+
+    @ray.method(concurrency_group="control")
+    def place(self) -> tuple[Place, ProcessId]:
+        return place_of_this_actor(), this_process()
+
+    def serve_store(self) -> int:
+        return self._host.serve_store(STORE_HOST)
+
+    def start(self, spec: RankSpec) -> WorkerReady:
+        return self._host.start(spec)
+
+    def run(self, rings: RankRings) -> None:
+        self._host.run(rings)
+
+    @ray.method(concurrency_group="control")
+    def beat(self) -> Beat:
+        return self._host.beat()
+
+
+class SchedulerActor:
+    """The scheduler. Calls in order: process, open, serve."""
+
+    def __init__(self, config: WorkerConfig, make_driver: MakeDriver | None = None) -> None:
+        setup_logging("scheduler")
+        self._config = config
+        self._make_driver = make_driver
+        self._host: SchedulerHost | None = None
+
+    @ray.method(concurrency_group="control")
+    def process(self) -> ProcessId:
+        return this_process()
+
+    def open(self, ready: list[WorkerReady]) -> list[RankRings]:
+        """Make the scheduler for the blocks there are, and the rings; one address set a rank."""
+        self._host = SchedulerHost(self._config, ready, self._make_driver)
+        return self._host.addresses()
+
+    def serve(self) -> None:
+        self._opened().serve()
+
+    @ray.method(concurrency_group="requests")
+    def add(self, request: AddRequest) -> None:
+        self._opened().add(request)
+
+    @ray.method(concurrency_group="requests")
+    def abort(self, req_id: str) -> None:
+        self._opened().abort(req_id)
+
+    @ray.method(concurrency_group="deltas")
+    def poll(self, timeout_s: float) -> bytes:
+        return encode_deltas(self._opened().poll(timeout_s))
+
+    @ray.method(concurrency_group="control")
+    def stats(self) -> dict[str, float]:
+        return self._opened().stats()
+
+    @ray.method(concurrency_group="control")
+    def beat(self) -> Beat:
+        return Beat("scheduler")
+
+    @ray.method(concurrency_group="control")
+    def stop(self) -> None:
+        self._opened().stop()
+
+    def _opened(self) -> SchedulerHost:
+        assert self._host is not None, "open comes before serve"
+        return self._host
+
+
+def place_of_this_actor() -> Place:
+    context = ray.get_runtime_context()
+    return Place(
+        node_id=context.get_node_id(),
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        boot_id=boot_id(),
+        gpu_ids=tuple(sorted(context.get_accelerator_ids().get("GPU", []))),
+        visible=os.environ.get(VISIBLE),
+    )

@@ -1,0 +1,59 @@
+"""Starting an engine through Ray. This module does not import ray: the environment comes first."""
+
+import logging
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from lockstep.launcher.engine import Progress
+from lockstep.launcher.rank_env import foreign_variables
+from lockstep.launcher.rank_host import MakeWorker
+from lockstep.launcher.ray_environment import set_ray_defaults
+from lockstep.launcher.resolve import Resolved
+from lockstep.launcher.scheduler_host import MakeDriver
+
+if TYPE_CHECKING:
+    from lockstep.launcher.ray_engine import RayEngine
+
+logger = logging.getLogger(__name__)
+
+PLACEMENT_TIMEOUT_S = 120.0
+
+
+def start_ray_engine(
+    resolved: Resolved,
+    progress: Progress | None = None,
+    *,
+    make_worker: MakeWorker | None = None,
+    make_driver: MakeDriver | None = None,
+    placement_timeout_s: float = PLACEMENT_TIMEOUT_S,
+) -> "RayEngine":
+    """Ranks and scheduler as Ray actors, ready to serve. The caller must call ``shutdown``.
+
+    Uses the Ray that this process is connected to, else that of RAY_ADDRESS, else starts one that
+    ends with the engine. ``make_worker`` and ``make_driver`` replace the real ones in tests.
+
+    Raises:
+        LaunchError: the cluster refuses the connection.
+        PlacementError: there is no room, or ranks landed on several hosts.
+        StartError: a rank failed; names it and its reason.
+    """
+    _warn_of_foreign_variables()
+    if "ray" not in sys.modules:
+        set_ray_defaults(os.environ)
+    from lockstep.launcher.ray_launch import launch_engine
+
+    return launch_engine(
+        resolved, progress or _say_nothing, make_worker, make_driver, placement_timeout_s
+    )
+
+
+def _warn_of_foreign_variables() -> None:
+    foreign = foreign_variables(os.environ)
+    if foreign:
+        named = ", ".join(f"{name}={value}" for name, value in foreign.items())
+        logger.warning("Ray places the ranks; another launcher's variables are unused: %s", named)
+
+
+def _say_nothing(stage: str, done: int, total: int) -> None:
+    pass

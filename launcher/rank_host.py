@@ -1,0 +1,138 @@
+"""What every rank's process does, whoever started it: device, worker, rings, a sign of life."""
+
+import logging
+import os
+from collections.abc import Callable, MutableMapping
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from lockstep.comm.messages import WorkerReady
+from lockstep.comm.ring import RingReader, RingWriter
+from lockstep.launcher.engine import Progress
+from lockstep.launcher.errors import StartError
+from lockstep.launcher.logs import rank_name, setup_logging
+from lockstep.launcher.rank_env import foreign_variables
+from lockstep.launcher.rings import RankRings
+from lockstep.parallel.rank_spec import RankSpec
+from lockstep.worker.config import WorkerConfig
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
+
+logger = logging.getLogger(__name__)
+
+
+class RankWorker(Protocol):
+    """The part of ``worker.loop.Worker`` that its host calls."""
+
+    def start(self, progress: Progress | None = None) -> WorkerReady: ...
+    def run(self, plans: RingReader, results: RingWriter) -> None: ...
+    def close(self) -> None: ...
+
+
+# (config, spec, store of the rendezvous or None) -> a worker that has built nothing heavy yet.
+MakeWorker = Callable[[WorkerConfig, RankSpec, "TCPStore | None"], RankWorker]
+
+
+# Producer: a rank's host. Consumer: the supervisor, and through it the progress display.
+class Beat(msgspec.Struct, frozen=True):
+    """A sign of life: what the rank is at, and how far."""
+
+    stage: str
+    done: int = 0
+    total: int = 0
+
+
+class RankHost:
+    """One rank. ``start`` and ``run`` are called once each, in this order, from one thread."""
+
+    def __init__(self, config: WorkerConfig, make_worker: MakeWorker | None = None) -> None:
+        self._config = config
+        self._make_worker = make_worker or real_worker
+        self._store: TCPStore | None = None
+        self._worker: RankWorker | None = None
+        self._beat = Beat("created")
+
+    def serve_store(self, host: str) -> int:
+        """Rank 0 only: bind the store of the rendezvous on a free port, which is returned."""
+        from lockstep.comm.rendezvous import serve_store
+
+        parallel = self._config.parallel
+        self._store, port = serve_store(host, parallel.world_size, parallel.timeout_s)
+        return port
+
+    def start(self, spec: RankSpec) -> WorkerReady:
+        """Build everything; returns once this rank can serve."""
+        setup_logging(rank_name(spec))
+        own_environment(spec, os.environ)
+        claim_device(spec.device)
+        self._beat = Beat("connect")
+        self._worker = self._make_worker(self._config, spec, self._store)
+        ready = self._worker.start(self._note)
+        self._beat = Beat("ready")
+        logger.info("ready as pid %d on %s", ready.pid, ready.device)
+        return ready
+
+    def run(self, rings: RankRings) -> None:
+        """Serve plans until the scheduler says stop. Raises what ended it otherwise."""
+        assert self._worker is not None, "start comes before run"
+        plans = RingReader(rings.plans, rings.reader_index)
+        results = RingWriter(rings.results)
+        self._beat = Beat("serve")
+        try:
+            self._worker.run(plans, results)
+        finally:
+            plans.close()
+            results.close()
+        self._beat = Beat("stopped")
+        self._worker.close()
+
+    def beat(self) -> Beat:
+        return self._beat
+
+    def _note(self, stage: str, done: int, total: int) -> None:
+        self._beat = Beat(stage, done, total)
+
+
+def real_worker(config: WorkerConfig, spec: RankSpec, store: "TCPStore | None") -> RankWorker:
+    """A ``Worker`` joined to its groups. Imports torch."""
+    from lockstep.parallel.topology import Topology
+    from lockstep.worker.loop import Worker
+
+    topology = Topology.create(spec, config.parallel, store=store, all_reduce=config.all_reduce)
+    return Worker(config, spec, topology)
+
+
+def own_environment(spec: RankSpec, env: MutableMapping[str, str]) -> None:
+    """Replace another launcher's variables by this rank's own, for libraries that read them."""
+    for name in foreign_variables(env):
+        del env[name]
+    env.update(
+        RANK=str(spec.global_rank),
+        LOCAL_RANK=str(spec.local_rank),
+        WORLD_SIZE=str(spec.world_size),
+        LOCAL_WORLD_SIZE=str(spec.world_size),
+        MASTER_ADDR=spec.master_addr,
+        MASTER_PORT=str(spec.master_port),
+    )
+
+
+def claim_device(device: str) -> None:
+    """Make ``device`` current in this thread, before anything else touches CUDA.
+
+    Raises:
+        StartError: this process does not see such a device.
+    """
+    if device == "cpu":
+        return
+    import torch
+
+    index, count = int(device.removeprefix("cuda:")), torch.cuda.device_count()
+    if index >= count:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        raise StartError(
+            f"{device} is not there: this process sees {count} GPU(s), "
+            f"CUDA_VISIBLE_DEVICES={visible!r}"
+        )
+    torch.cuda.set_device(index)

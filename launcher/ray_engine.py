@@ -1,0 +1,108 @@
+"""The ``EngineClient`` of an engine whose scheduler and ranks are Ray actors."""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from lockstep.comm.messages import AddRequest, TokenDelta
+from lockstep.launcher.actors import decode_deltas
+from lockstep.launcher.engine import EngineSummary
+from lockstep.launcher.errors import EngineDead
+from lockstep.launcher.supervise import Supervisor
+
+_SLICE_S = 0.2
+_POLL_S = 1.0
+_REPLY_S = 30.0
+_STOP_S = 5.0
+
+
+class RayEngine:
+    """Requests to the scheduler actor, deltas from it, a lost process as ``EngineDead``.
+
+    ``close`` ends whatever is left of the engine; it is called once, last.
+    """
+
+    def __init__(
+        self,
+        *,
+        scheduler: Any,
+        runs: Sequence["ray.ObjectRef[None]"],
+        supervisor: Supervisor,
+        summary: EngineSummary,
+        close: Callable[[], None],
+    ) -> None:
+        self._scheduler = scheduler
+        self._runs = list(runs)
+        self._supervisor = supervisor
+        self._summary = summary
+        self._close: Callable[[], None] | None = close
+        self._polled: ray.ObjectRef[bytes] | None = None
+
+    def add(self, request: AddRequest) -> None:
+        self._scheduler.add.remote(request)
+
+    def abort(self, req_id: str) -> None:
+        self._scheduler.abort.remote(req_id)
+
+    def poll(self, timeout_s: float) -> list[TokenDelta]:
+        """See ``EngineClient.poll``."""
+        deadline = time.monotonic() + timeout_s
+        deltas: list[TokenDelta] = []
+        while not deltas:
+            self._raise_if_dead()
+            left_s = max(0.0, deadline - time.monotonic())
+            deltas = self._poll_once(min(left_s, _SLICE_S))
+            if not left_s:
+                break
+        return deltas
+
+    def stats(self) -> dict[str, float]:
+        return self._reply(self._scheduler.stats.remote())
+
+    def summary(self) -> EngineSummary:
+        return self._summary
+
+    def shutdown(self) -> None:
+        """See ``EngineClient.shutdown``."""
+        close, self._close = self._close, None
+        if close is None:
+            return
+        try:
+            if self._supervisor.cause is None:
+                self._stop_ranks()
+        finally:
+            close()
+
+    def _stop_ranks(self) -> None:
+        # Only what ends by itself frees device memory in order; the rest is killed by ``close``.
+        self._supervisor.stop()
+        with suppress(RayError):
+            ray.get(self._scheduler.stop.remote(), timeout=_STOP_S)
+            ray.wait(self._runs, num_returns=len(self._runs), timeout=_STOP_S)
+
+    def _poll_once(self, timeout_s: float) -> list[TokenDelta]:
+        # One question is always open, so that deltas need not wait to be asked for.
+        if self._polled is None:
+            self._polled = self._scheduler.poll.remote(_POLL_S)
+        done, _ = ray.wait([self._polled], timeout=timeout_s)
+        if not done:
+            return []
+        self._polled = self._scheduler.poll.remote(_POLL_S)
+        return decode_deltas(self._reply(done[0]))
+
+    def _reply(self, ref: "ray.ObjectRef[Any]") -> Any:
+        try:
+            return ray.get(ref, timeout=_REPLY_S)
+        except RayError as error:
+            cause = self._supervisor.await_cause()
+            text = cause.text if cause else f"the scheduler does not answer: {error}"
+            raise EngineDead(text) from error
+
+    def _raise_if_dead(self) -> None:
+        cause = self._supervisor.cause
+        if cause is not None:
+            raise EngineDead(cause.text)

@@ -1,0 +1,189 @@
+"""The way up of an engine on Ray: placement, actors, order of start.
+
+The driver owns placement groups and actors, so that each can be replaced without the others.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+
+from lockstep.comm.messages import WorkerReady
+from lockstep.launcher.create_actors import create_scheduler, create_worker
+from lockstep.launcher.engine import EngineSummary, Progress
+from lockstep.launcher.errors import StartError
+from lockstep.launcher.guard import MARK
+from lockstep.launcher.logs import rank_name
+from lockstep.launcher.placement import Place, specs_from_places
+from lockstep.launcher.processes import boot_id
+from lockstep.launcher.rank_host import MakeWorker
+from lockstep.launcher.ray_engine import RayEngine
+from lockstep.launcher.ray_member import RayMember
+from lockstep.launcher.ray_session import RaySession, open_session
+from lockstep.launcher.reserve import Reservation, others_of, owner_name
+from lockstep.launcher.resolve import Resolved
+from lockstep.launcher.scheduler_host import MakeDriver
+from lockstep.launcher.supervise import Role, Supervisor
+
+logger = logging.getLogger(__name__)
+
+_SLICE_S = 0.2
+
+
+def launch_engine(
+    resolved: Resolved,
+    progress: Progress,
+    make_worker: MakeWorker | None,
+    make_driver: MakeDriver | None,
+    placement_timeout_s: float,
+) -> RayEngine:
+    """See ``cluster.start_ray_engine``."""
+    began = time.monotonic()
+    session = open_session(num_ranks=resolved.world_size, device=resolved.device)
+    launch = _Launch(resolved, session, progress)
+    launch.stage_ended("ray", began)
+    try:
+        return launch.start(make_worker, make_driver, placement_timeout_s)
+    except BaseException:
+        launch.close()
+        raise
+
+
+@dataclass
+class _Launch:
+    """An engine on its way up, and all that it holds outside this process."""
+
+    resolved: Resolved
+    session: RaySession
+    progress: Progress
+    reservation: Reservation | None = None
+    supervisor: Supervisor | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def start(
+        self, make_worker: MakeWorker | None, make_driver: MakeDriver | None, timeout_s: float
+    ) -> RayEngine:
+        reservation = self._reserve(timeout_s)
+        workers, scheduler = self._create(reservation, make_worker, make_driver)
+        self.supervisor = Supervisor([*workers, scheduler])
+        self.supervisor.start()
+        places = self._locate(workers, scheduler)
+        ready = self._start_workers(workers, places)
+        runs = self._serve(workers, scheduler, ready)
+        self.supervisor.serving()
+        return RayEngine(
+            scheduler=scheduler.handle,
+            runs=runs,
+            supervisor=self.supervisor,
+            summary=EngineSummary(launcher="ray", ready=ready, launch_seconds=self.seconds),
+            close=self.close,
+        )
+
+    def close(self) -> None:
+        """End it all, in the other order. Tolerates whatever is gone already."""
+        left: list[str] = []
+        if self.supervisor is not None:
+            self.supervisor.stop()
+            left += self.supervisor.end_all()
+        others = False
+        if self.reservation is not None and ray.is_initialized():
+            others = others_of(os.getpid(), self.session.mark)
+            self.reservation.release()
+        if not self.session.close(others=others):
+            left.append(f"processes marked {MARK}={self.session.mark}")
+        if left:
+            logger.error("could not be ended: %s", ", ".join(left))
+
+    def _reserve(self, timeout_s: float) -> Reservation:
+        began = time.monotonic()
+        owner = owner_name(os.getpid(), self.session.mark)
+        parallel, device = self.resolved.worker.parallel, self.resolved.device
+        self.reservation = Reservation(parallel, owner=owner, device=device)
+        self.reservation.wait(timeout_s, fixed_size=self.session.is_local)
+        self.stage_ended("placement", began)
+        return self.reservation
+
+    def _create(
+        self,
+        reservation: Reservation,
+        make_worker: MakeWorker | None,
+        make_driver: MakeDriver | None,
+    ) -> tuple[list[RayMember], RayMember]:
+        config, mark = self.resolved.worker, self.session.mark
+        workers = [
+            create_worker(config, rank, reservation, mark, make_worker)
+            for rank in range(self.resolved.world_size)
+        ]
+        scheduler = create_scheduler(config, reservation, mark, make_driver)
+        members = [
+            RayMember(Role.WORKER, f"rank {rank}", worker) for rank, worker in enumerate(workers)
+        ]
+        return members, RayMember(Role.SCHEDULER, "the scheduler", scheduler)
+
+    def _locate(self, workers: list[RayMember], scheduler: RayMember) -> list[Place]:
+        """Wait for the processes of all actors; learn which they are and what they were given."""
+        began = time.monotonic()
+        asked = [worker.call("place") for worker in workers]
+        *placed, process = self._wait([*asked, scheduler.call("process")])
+        places = [place for place, _ in placed]
+        if places[0].boot_id == boot_id():
+            scheduler.process = process
+            for worker, (_, own) in zip(workers, placed, strict=True):
+                worker.process = own
+        self.stage_ended("actors", began)
+        return places
+
+    def _start_workers(self, workers: list[RayMember], places: list[Place]) -> list[WorkerReady]:
+        began = time.monotonic()
+        parallel, device = self.resolved.worker.parallel, self.resolved.device
+        (port,) = self._wait([workers[0].call("serve_store")])
+        specs = specs_from_places(places, parallel, device=device, port=port)
+        for worker, spec in zip(workers, specs, strict=True):
+            worker.name = rank_name(spec)
+        starts = [w.call("start", spec) for w, spec in zip(workers, specs, strict=True)]
+        ready: list[WorkerReady] = self._wait(starts, lambda: self._tell(workers[0]))
+        self.stage_ended("workers", began)
+        return ready
+
+    def _serve(
+        self, workers: list[RayMember], scheduler: RayMember, ready: list[WorkerReady]
+    ) -> list["ray.ObjectRef[Any]"]:
+        began = time.monotonic()
+        (rings,) = self._wait([scheduler.call("open", ready)])
+        scheduler.call("serve")
+        runs = [w.call("run", own) for w, own in zip(workers, rings, strict=True)]
+        self.stage_ended("scheduler", began)
+        return runs
+
+    def _wait(
+        self, refs: Sequence["ray.ObjectRef[Any]"], meanwhile: Callable[[], None] = lambda: None
+    ) -> Any:
+        """Results of calls on members, or the first cause of a failure of any member."""
+        assert self.supervisor is not None
+        while True:
+            done, pending = ray.wait(list(refs), num_returns=len(refs), timeout=_SLICE_S)
+            cause = self.supervisor.cause
+            if cause is not None:
+                raise StartError(cause.text)
+            if not pending:
+                return self._results(refs, self.supervisor)
+            meanwhile()
+
+    def _results(self, refs: Sequence["ray.ObjectRef[Any]"], supervisor: Supervisor) -> Any:
+        try:
+            return ray.get(list(refs))
+        except Exception as error:
+            cause = supervisor.await_cause()
+            raise StartError(cause.text if cause else str(error)) from error
+
+    def _tell(self, worker: RayMember) -> None:
+        beat = worker.beat
+        self.progress(beat.stage, beat.done, beat.total)
+
+    def stage_ended(self, stage: str, began: float) -> None:
+        self.seconds[stage] = time.monotonic() - began
+        self.progress(stage, 1, 1)

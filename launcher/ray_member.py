@@ -1,0 +1,71 @@
+"""An actor as the supervisor sees it: its long calls, its heartbeats, its end."""
+
+from contextlib import suppress
+from typing import Any
+
+import ray
+from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
+
+from lockstep.comm.errors import CommError
+from lockstep.launcher.processes import ProcessId
+from lockstep.launcher.rank_host import Beat
+from lockstep.launcher.supervise import Role, Sign
+
+
+class RayMember:
+    """Watches one actor. A call that raises is its failure."""
+
+    def __init__(self, role: Role, name: str, handle: Any) -> None:
+        self.role = role
+        self.name = name
+        self.handle = handle
+        self.process: ProcessId | None = None
+        self.beat = Beat("created")
+        self._watched: list[ray.ObjectRef[Any]] = []
+        self._asked: ray.ObjectRef[Beat] | None = None
+
+    def call(self, method: str, *args: object) -> "ray.ObjectRef[Any]":
+        """Call a method of the actor; the member has failed if it raises."""
+        ref = getattr(self.handle, method).remote(*args)
+        self._watched = [*self._watched, ref]
+        return ref
+
+    def failure(self) -> tuple[Sign, str] | None:
+        done, _ = ray.wait(self._watched, num_returns=len(self._watched), timeout=0)
+        for ref in done:
+            try:
+                ray.get(ref)
+            except Exception as error:
+                return describe(error)
+        return None
+
+    def heard(self) -> bool:
+        if self._asked is None:
+            self._asked = self.handle.beat.remote()
+        done, _ = ray.wait([self._asked], timeout=0)
+        if not done:
+            return False
+        asked, self._asked = self._asked, None
+        # An actor that cannot be reached is silent; its watched calls tell whether it is dead.
+        with suppress(RayActorError):
+            self.beat = ray.get(asked)
+            return True
+        return False
+
+    def kill(self) -> None:
+        ray.kill(self.handle, no_restart=True)
+
+
+def describe(error: Exception) -> tuple[Sign, str]:
+    """What an actor's error says about the actor."""
+    if isinstance(error, ActorDiedError):
+        return Sign.DIED, f"died: {_first_lines(str(error))}"
+    if isinstance(error, RayActorError):
+        return Sign.DIED, f"cannot be reached: {_first_lines(str(error))}"
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    sign = Sign.SAW_ANOTHER_FAIL if isinstance(cause, CommError) else Sign.RAISED
+    return sign, f"failed: {type(cause).__name__}: {cause}"
+
+
+def _first_lines(text: str) -> str:
+    return " ".join(line.strip() for line in text.splitlines()[:12] if line.strip())

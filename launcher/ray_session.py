@@ -1,0 +1,109 @@
+"""A connection to Ray: an own local cluster, ended with its engine, or one that was there."""
+
+import os
+import secrets
+import signal
+import threading
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+from ray.exceptions import AuthenticationError
+
+from lockstep.launcher.errors import LaunchError
+from lockstep.launcher.guard import MARK, Guard
+
+OBJECT_STORE_BYTES = 80 << 20
+# Each actor gets a process with an environment of its own, so those that Ray would start ahead
+# only take memory. With the second setting a killed head ends its processes in seconds.
+_SYSTEM_CONFIG = {
+    "prestart_worker_first_driver": False,
+    "enable_worker_prestart": False,
+    "gcs_rpc_server_reconnect_timeout_s": 5,
+}
+
+
+class RaySession:
+    """Ray as one engine uses it. Everything the engine starts carries ``mark``.
+
+    ``is_local``: the cluster was started here, and no host will join it.
+    """
+
+    def __init__(self, *, connected_here: bool, is_local: bool) -> None:
+        self.mark = secrets.token_hex(8)
+        self.is_local = is_local
+        self._connected_here = connected_here
+        self._guard = Guard(self.mark)
+
+    def close(self, *, others: bool = False) -> bool:
+        """Disconnect, end an own cluster, see all that is marked gone. Safe to call twice.
+
+        With ``others`` (engines of this process that use the same Ray) it stays until the process
+        ends. Returns False if something marked could not be ended.
+        """
+        if others:
+            return True
+        if self._connected_here and ray.is_initialized():
+            ray.shutdown()
+        return self._guard.finish()
+
+
+def open_session(*, num_ranks: int, device: str) -> RaySession:
+    """Use the Ray this process is connected to, else that of RAY_ADDRESS, else start one.
+
+    Raises:
+        LaunchError: the cluster refuses the connection, or none could be started.
+    """
+    if ray.is_initialized():
+        return RaySession(connected_here=False, is_local=False)
+    address = os.environ.get("RAY_ADDRESS")
+    session = RaySession(connected_here=True, is_local=address is None)
+    options = {} if address else _local_options(num_ranks, device)
+    try:
+        with _marked(os.environ, session.mark), _own_sigterm_handler():
+            ray.init(logging_level="WARNING", log_to_driver=True, **options)
+    except BaseException as error:
+        session.close()
+        if isinstance(error, AuthenticationError):
+            raise LaunchError(_refusal(address, error)) from error
+        raise
+    return session
+
+
+def _local_options(num_ranks: int, device: str) -> dict[str, Any]:
+    options = {
+        "address": "local",
+        "include_dashboard": False,
+        "object_store_memory": OBJECT_STORE_BYTES,
+        "num_cpus": max(os.cpu_count() or 1, num_ranks),
+        "_system_config": _SYSTEM_CONFIG,
+    }
+    return options | ({"num_gpus": 0} if device == "cpu" else {})
+
+
+@contextmanager
+def _marked(env: MutableMapping[str, str], mark: str) -> Iterator[None]:
+    """Ray's daemons inherit the mark; other children of this process, later, must not."""
+    env[MARK] = mark
+    try:
+        yield
+    finally:
+        del env[MARK]
+
+
+@contextmanager
+def _own_sigterm_handler() -> Iterator[None]:
+    """Ray replaces the handler of whoever embeds it; put that back."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)
+
+
+def _refusal(address: str | None, error: Exception) -> str:
+    return (
+        f"Ray at {address or 'this host'} refuses the connection: {error}\n"
+        "  export RAY_AUTH_MODE=token\n"
+        "  ray get-auth-token --generate"
+    )

@@ -1,0 +1,104 @@
+"""Placement groups: one a replica, a bundle a rank; and why they cannot be had."""
+
+import time
+from typing import Any
+
+import ray
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+
+from lockstep.launcher.errors import PlacementError
+from lockstep.parallel.config import ParallelConfig
+
+PREFIX = "lockstep"
+_RECHECK_S = 0.2
+
+
+class Reservation:
+    """The placement groups of one engine, owned by this driver."""
+
+    def __init__(self, parallel: ParallelConfig, *, owner: str, device: str) -> None:
+        self.owner = owner
+        self.resource = "CPU" if device == "cpu" else "GPU"
+        self._tp_size = parallel.tp_size
+        self.groups: list[PlacementGroup] = [
+            placement_group(
+                [{self.resource: 1}] * parallel.tp_size,
+                strategy="STRICT_PACK",
+                name=f"{owner}/replica-{replica}",
+            )
+            for replica in range(parallel.dp_size)
+        ]
+
+    def wait(self, timeout_s: float, *, fixed_size: bool) -> None:
+        """Return once every group is placed. ``fixed_size``: no host can join the cluster.
+
+        Raises:
+            PlacementError: not within ``timeout_s``; says what is needed, there, and held by whom.
+        """
+        deadline = time.monotonic() + timeout_s
+        for group in self.groups:
+            while not group.wait(timeout_seconds=_RECHECK_S):
+                hopeless = fixed_size and self._too_large()
+                if hopeless or time.monotonic() > deadline:
+                    raise PlacementError(self._diagnosis(timeout_s))
+
+    def _too_large(self) -> bool:
+        """True if the cluster as it is cannot hold the groups, even when nothing else runs."""
+        largest = [int(n // self._tp_size) for n in _per_node(self.resource)]
+        return sum(largest) < len(self.groups)
+
+    def place(self, global_rank: int) -> tuple[PlacementGroup, int]:
+        """Group and bundle of a rank."""
+        replica, bundle = divmod(global_rank, self._tp_size)
+        return self.groups[replica], bundle
+
+    def release(self) -> None:
+        for group in self.groups:
+            remove_placement_group(group)
+
+    def _diagnosis(self, timeout_s: float) -> str:
+        name, ours = self.resource, {group.id.hex() for group in self.groups}
+        total = sum(_per_node(name))
+        free = ray.available_resources().get(name, 0)
+        held = [
+            f"{entry['name'] or key} ({amount:g})"
+            for key, entry in placement_group_table().items()
+            if key not in ours and entry["state"] == "CREATED" and (amount := _amount(entry, name))
+        ]
+        return (
+            f"the ranks found no place within {timeout_s:g} s: need {len(self.groups)} x "
+            f"{self._tp_size} {name}, each {self._tp_size} on one host; have {total:g} {name} on "
+            f"{len(_per_node(name))} host(s) {[int(n) for n in _per_node(name)]}, {free:g} free; "
+            f"held by {', '.join(held) or 'no other placement group'}. `ray status` shows more."
+        )
+
+
+def owner_name(process: int, mark: str) -> str:
+    """Name of an engine's groups; begins alike for all engines of one process."""
+    return f"{PREFIX}-{process}-{mark}"
+
+
+def others_of(process: int, mark: str) -> bool:
+    """True if another engine of ``process`` holds placement groups."""
+    names = [
+        entry["name"] for entry in placement_group_table().values() if entry["state"] != "REMOVED"
+    ]
+    prefix, own = f"{PREFIX}-{process}-", owner_name(process, mark)
+    return any(name.startswith(prefix) and not name.startswith(own) for name in names)
+
+
+def _per_node(resource: str) -> list[float]:
+    return [
+        node["Resources"][resource]
+        for node in ray.nodes()
+        if node["Alive"] and node["Resources"].get(resource)
+    ]
+
+
+def _amount(entry: dict[str, Any], resource: str) -> float:
+    return sum(float(bundle.get(resource, 0)) for bundle in entry["bundles"].values())

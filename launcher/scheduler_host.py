@@ -1,0 +1,92 @@
+"""What the scheduler's process does, whoever started it: rings, driver thread, requests, deltas.
+
+No torch and no ray: the scheduler runs where there is no GPU.
+"""
+
+from collections.abc import Callable
+from threading import Event
+from typing import Protocol
+
+from lockstep.comm.messages import AddRequest, TokenDelta, WorkerReady
+from lockstep.comm.ring import RingReader, RingWriter
+from lockstep.launcher.rings import RankRings, SchedulerRings
+from lockstep.worker.config import WorkerConfig
+
+
+class Driver(Protocol):
+    """The part of ``worker.schedule.driver.SchedulerDriver`` that its host calls."""
+
+    def add(self, request: AddRequest) -> None: ...
+    def abort(self, req_id: str) -> None: ...
+    def poll_deltas(self, timeout_s: float = 0.0) -> list[TokenDelta]: ...
+    def stats(self) -> dict[str, float]: ...
+    def run(self, stop: Event) -> None: ...
+
+
+# (config, blocks of each replica, a plan writer a lockstep group, a result reader a rank)
+MakeDriver = Callable[[WorkerConfig, list[int], list[RingWriter], list[RingReader]], Driver]
+
+
+class SchedulerHost:
+    """One scheduler. ``serve`` occupies a thread; everything else may come from other threads."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        ready: list[WorkerReady],
+        make_driver: MakeDriver | None = None,
+    ) -> None:
+        tp_size = config.parallel.tp_size
+        num_blocks = [rank.num_blocks for rank in ready[::tp_size]]
+        self._rings = SchedulerRings(config)
+        writers, readers = self._rings.plan_writers, self._rings.result_readers
+        self._driver = (make_driver or real_driver)(config, num_blocks, writers, readers)
+        self._stop = Event()
+
+    def addresses(self) -> list[RankRings]:
+        """What each rank attaches to, in order of global rank."""
+        return self._rings.addresses()
+
+    def serve(self) -> None:
+        """Plan and commit until ``stop``. Raises what ended it otherwise, naming the rank."""
+        try:
+            self._driver.run(self._stop)
+        finally:
+            self._rings.close()
+
+    def add(self, request: AddRequest) -> None:
+        self._driver.add(request)
+
+    def abort(self, req_id: str) -> None:
+        self._driver.abort(req_id)
+
+    def poll(self, timeout_s: float) -> list[TokenDelta]:
+        """Deltas so far; waits up to ``timeout_s`` for the first."""
+        return self._driver.poll_deltas(timeout_s)
+
+    def stats(self) -> dict[str, float]:
+        return self._driver.stats()
+
+    def stop(self) -> None:
+        """Have ``serve`` end: it tells the ranks to stop and returns."""
+        self._stop.set()
+
+
+def real_driver(
+    config: WorkerConfig,
+    num_blocks: list[int],
+    plan_writers: list[RingWriter],
+    result_readers: list[RingReader],
+) -> Driver:
+    from lockstep.worker.schedule.driver import SchedulerDriver
+    from lockstep.worker.schedule.scheduler import Scheduler
+
+    scheduler = Scheduler(
+        config.model,
+        config.schedule,
+        config.cache,
+        config.parallel,
+        config.graph,
+        num_blocks,
+    )
+    return SchedulerDriver(scheduler, plan_writers, result_readers)

@@ -1,0 +1,178 @@
+"""Who watches whom, what dies with what, and which of several failures was the first cause.
+
+Ray sees a dead actor and never a hung one, so every process also answers heartbeats. A failure
+shows in many places at once: a killed rank is a lost peer for its group and a missing result for
+the scheduler. The supervisor therefore gathers for a moment and reports the sign that stands
+nearest to the cause.
+"""
+
+import enum
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from lockstep.launcher.processes import ProcessId, end_processes, wait_gone
+
+logger = logging.getLogger(__name__)
+
+PERIOD_S = 0.2
+SETTLE_S = 0.8
+HANG_S = 7.0
+HANG_WHILE_STARTING_S = 60.0
+POLITE_S = 1.5
+END_TIMEOUT_S = 8.0
+
+
+class Role(enum.Enum):
+    DRIVER = "driver"
+    SCHEDULER = "scheduler"
+    WORKER = "worker"
+
+
+# The one table of what dies with what. The driver's death is noticed by Ray and by the guard, the
+# others' by the driver's supervisor. Weights could outlive a scheduler: then this is what changes.
+DIES_WITH: dict[Role, frozenset[Role]] = {
+    Role.DRIVER: frozenset({Role.SCHEDULER, Role.WORKER}),
+    Role.SCHEDULER: frozenset({Role.SCHEDULER, Role.WORKER}),
+    Role.WORKER: frozenset({Role.SCHEDULER, Role.WORKER}),
+}
+
+
+class Sign(enum.IntEnum):
+    """How a failure shows; the least is nearest to its cause."""
+
+    DIED = 0
+    HUNG = 1
+    RAISED = 2
+    SAW_ANOTHER_FAIL = 3
+
+
+class Cause(NamedTuple):
+    """A failure of one process, in words that name it."""
+
+    sign: Sign
+    role: Role
+    text: str
+
+
+class Member(Protocol):
+    """A process of the engine as its supervisor sees it."""
+
+    role: Role
+    name: str
+
+    @property
+    def process(self) -> ProcessId | None:
+        """None while it is not known, or if it is on another host."""
+        ...
+
+    def failure(self) -> tuple[Sign, str] | None:
+        """How it failed, if it has."""
+        ...
+
+    def heard(self) -> bool:
+        """True if a sign of life has come since the last call; asks for the next one."""
+        ...
+
+    def kill(self) -> None: ...
+
+
+class Supervisor:
+    """Watches members until one fails; then ends those that die with it and keeps the cause."""
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        self._members = members
+        self._silence_s = [0.0] * len(members)
+        self._hang_s = HANG_WHILE_STARTING_S
+        self._stop = threading.Event()
+        self._failed = threading.Event()
+        self._cause: Cause | None = None
+        self._thread = threading.Thread(target=self._watch, name="supervisor", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def serving(self) -> None:
+        """From now on a silent process is hung after ``HANG_S``."""
+        self._silence_s = [0.0] * len(self._members)
+        self._hang_s = HANG_S
+
+    @property
+    def cause(self) -> Cause | None:
+        """The first cause, once what dies with it has been ended."""
+        return self._cause if self._failed.is_set() else None
+
+    def await_cause(self) -> Cause | None:
+        """The cause of a failure that has shown elsewhere; None if no member has failed."""
+        self._failed.wait(PERIOD_S + HANG_S + SETTLE_S + END_TIMEOUT_S)
+        return self.cause
+
+    def stop(self) -> None:
+        """End the watch without ending anything."""
+        self._stop.set()
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout=END_TIMEOUT_S + SETTLE_S)
+
+    def end_all(self) -> list[str]:
+        """Kill every member and see it gone; names of those that are not. Tolerates the dead."""
+        return _end(self._members)
+
+    def _watch(self) -> None:
+        last = time.monotonic()
+        while not self._stop.wait(PERIOD_S):
+            now = time.monotonic()
+            # A pause of the whole machine is nobody's silence.
+            causes = self._tick(min(now - last, 2 * PERIOD_S))
+            last = now
+            if causes:
+                self._fail(self._settle(causes))
+                return
+
+    def _tick(self, elapsed_s: float) -> list[Cause]:
+        causes = []
+        for index, member in enumerate(self._members):
+            sign = member.failure() or self._hung(index, member, elapsed_s)
+            if sign is not None:
+                causes.append(Cause(sign[0], member.role, f"{member.name} {sign[1]}"))
+        return causes
+
+    def _hung(self, index: int, member: Member, elapsed_s: float) -> tuple[Sign, str] | None:
+        silence_s = 0.0 if member.heard() else self._silence_s[index] + elapsed_s
+        self._silence_s[index] = silence_s
+        if silence_s < self._hang_s:
+            return None
+        return Sign.HUNG, f"hangs: it has given no sign of life for {silence_s:.0f} s"
+
+    def _settle(self, causes: list[Cause]) -> Cause:
+        deadline = time.monotonic() + SETTLE_S
+        while min(cause.sign for cause in causes) is not Sign.DIED and time.monotonic() < deadline:
+            time.sleep(PERIOD_S / 4)
+            causes += self._tick(0.0)
+        return min(causes, key=lambda cause: cause.sign)
+
+    def _fail(self, cause: Cause) -> None:
+        self._cause = cause
+        dying = DIES_WITH[cause.role]
+        left = _end([member for member in self._members if member.role in dying])
+        if left:
+            logger.error("still there after %.0f s: %s", END_TIMEOUT_S, ", ".join(left))
+        self._failed.set()
+
+
+def _end(members: Sequence[Member]) -> list[str]:
+    for member in members:
+        _quietly(member.kill)
+    here = {member.process: member.name for member in members if member.process is not None}
+    left = wait_gone(here, timeout_s=POLITE_S)
+    left = end_processes(left, timeout_s=END_TIMEOUT_S)
+    return [f"{here[process]} (pid {process.pid})" for process in left]
+
+
+def _quietly(kill: Callable[[], None]) -> None:
+    # Whatever is wrong with a process that is being ended, the others must be ended too.
+    try:
+        kill()
+    except Exception as error:
+        logger.debug("while ending: %r", error)

@@ -1,0 +1,64 @@
+"""The guard ends what carries its mark, and nothing else, when its driver dies or asks."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from lockstep.launcher.guard import MARK, Guard, marked
+
+DRIVER = """
+import os, subprocess, sys, time
+from lockstep.launcher.guard import MARK, Guard
+guard = Guard(sys.argv[1])
+env = os.environ | {MARK: sys.argv[1]}
+stop = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); import time; time.sleep(99)"
+subprocess.Popen([sys.executable, "-c", stop], env=env, start_new_session=True)
+print("up", flush=True)
+time.sleep(99)
+"""
+
+
+def start_marked(mark):
+    env = os.environ | {MARK: mark}
+    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(99)"], env=env)
+
+
+def wait_unmarked(mark, timeout_s):
+    deadline = time.monotonic() + timeout_s
+    while marked(mark) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return marked(mark)
+
+
+def test_finish_ends_what_is_marked_and_spares_the_rest():
+    guard = Guard("test-finish")
+    ours, other = start_marked("test-finish"), start_marked("test-finish-2")
+    assert guard.finish() and guard.finish()
+    assert ours.wait(1) == -signal.SIGKILL
+    assert other.poll() is None
+    other.kill()
+    other.wait()
+
+
+def test_a_killed_driver_leaves_nothing():
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, "test-killed"], stdout=subprocess.PIPE, text=True
+    )
+    assert driver.stdout.readline() == "up\n"
+    assert len(marked("test-killed")) == 1
+    driver.kill()
+    driver.wait()
+    driver.stdout.close()
+    assert wait_unmarked("test-killed", 5.0) == []
+
+
+def test_a_guard_survives_what_a_terminal_sends():
+    guard = Guard("test-signals")
+    child = start_marked("test-signals")
+    time.sleep(0.3)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        guard._process.send_signal(number)
+    assert guard.finish()
+    assert child.wait(1) == -signal.SIGKILL
