@@ -4,6 +4,8 @@ import sys
 from array import array
 from enum import Enum
 
+from msgspec import structs
+
 from lockstep.comm.messages import AddRequest, unpack_ids
 
 NEVER = sys.maxsize
@@ -58,7 +60,8 @@ class Request:
 
     def __init__(self, add: AddRequest, *, max_outputs: int, seed: int, arrival: int) -> None:
         self.req_id = add.req_id
-        self.sampling = add.sampling
+        # Stop strings are the front end's; ranks need not read them.
+        self.sampling = structs.replace(add.sampling, stop=())
         self.stop_ids = add.stop_ids
         self.stop_set = frozenset(unpack_ids(add.stop_ids))
         self.cache_salt = add.cache_salt

@@ -166,8 +166,9 @@ def make_add(
 
 
 def make_scheduler(
-    *, num_blocks: int = 200, block_size: int = 4, dp_size: int = 1, lockstep: str = "auto",
-    caching: bool = True, mode: str = "FULL_AND_PIECEWISE", **schedule: object,
+    *, num_blocks: int = 200, block_size: int = 4, dp_size: int = 1, tp_size: int = 1,
+    lockstep: str = "auto", verify_agreement: bool = False, caching: bool = True,
+    mode: str = "FULL_AND_PIECEWISE", **schedule: object,
 ) -> Scheduler:  # fmt: skip
     limits = {"max_num_seqs": 8, "max_num_batched_tokens": 16, "max_model_len": 64, "seed": 0}
     model = ModelConfig(
@@ -178,10 +179,13 @@ def make_scheduler(
         model,
         ScheduleConfig(**{**limits, **schedule}),
         CacheConfig(block_size=block_size, enable_prefix_caching=caching),
-        ParallelConfig(dp_size=dp_size, dp_lockstep=lockstep),
+        ParallelConfig(
+            dp_size=dp_size, tp_size=tp_size, dp_lockstep=lockstep,
+            verify_agreement=verify_agreement,
+        ),
         GraphConfig(mode=mode),
         num_blocks,
-    )
+    )  # fmt: skip
 
 
 class Rig:

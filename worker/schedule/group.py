@@ -1,7 +1,6 @@
 """A lockstep group: replicas that take every step together, and its steps in flight."""
 
 from collections import deque
-from collections.abc import Sequence
 
 from lockstep.comm.errors import RankMismatch
 from lockstep.comm.messages import StepAgreement
@@ -13,13 +12,24 @@ from lockstep.worker.schedule.replica import Replica, StepLanes
 class StepInFlight:
     """A planned step: how to read each replica's result, until that has come."""
 
-    __slots__ = ("agreement", "lanes", "missing", "step_id")
+    __slots__ = ("agreement", "first_dp_rank", "lanes", "missing", "step_id")
 
-    def __init__(self, step_id: int, agreement: StepAgreement, lanes: list[StepLanes]) -> None:
+    def __init__(
+        self, first_dp_rank: int, step_id: int, agreement: StepAgreement, lanes: list[StepLanes]
+    ) -> None:
+        self.first_dp_rank = first_dp_rank
         self.step_id = step_id
         self.agreement = agreement
         self.lanes: list[StepLanes | None] = list(lanes)
         self.missing = len(lanes)
+
+    def missing_dp_ranks(self) -> list[int]:
+        """Replicas whose result has not come."""
+        return [
+            self.first_dp_rank + index
+            for index, lanes in enumerate(self.lanes)
+            if lanes is not None
+        ]
 
 
 class LockstepGroup:
@@ -50,7 +60,7 @@ class LockstepGroup:
     def launch(self, agreement: StepAgreement, lanes: list[StepLanes]) -> int:
         """Note a planned step and return its id."""
         step_id = self.next_step_id
-        self.in_flight.append(StepInFlight(step_id, agreement, lanes))
+        self.in_flight.append(StepInFlight(self.first_dp_rank, step_id, agreement, lanes))
         self.next_step_id += 1
         return step_id
 
@@ -76,13 +86,6 @@ class LockstepGroup:
                 )
             return None
         return None
-
-    def missing(self) -> Sequence[int]:
-        """dp_ranks that have not answered the oldest step in flight."""
-        if not self.in_flight:
-            return ()
-        lanes = self.in_flight[0].lanes
-        return [self.first_dp_rank + index for index, each in enumerate(lanes) if each is not None]
 
     def _retire(self) -> None:
         while self.in_flight and not self.in_flight[0].missing:

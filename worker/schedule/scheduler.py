@@ -18,7 +18,7 @@ from lockstep.worker.graphs.dispatch import create_dispatcher
 from lockstep.worker.graphs.mode import RunMode
 from lockstep.worker.request import Request
 from lockstep.worker.schedule.checks import Limits, QueueFull, check_request
-from lockstep.worker.schedule.group import LockstepGroup
+from lockstep.worker.schedule.group import LockstepGroup, StepInFlight
 from lockstep.worker.schedule.policy import LoadBalancer
 from lockstep.worker.schedule.replica import Due, Replica
 from lockstep.worker.schedule.results import read_result
@@ -56,6 +56,7 @@ class Scheduler:
                 f"num_blocks must be given for dp_size={parallel.dp_size} replicas, got {blocks}"
             )
         self.epoch = epoch
+        self.parallel = parallel
         self._schedule = schedule
         self._query_len = query_len
         self._dispatch = create_dispatcher(graph, schedule, query_len).dispatch
@@ -204,9 +205,10 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self._requests)
 
-    def missing(self, group: int) -> Sequence[int]:
-        """dp_ranks that have not answered the group's oldest step in flight."""
-        return self._groups[group].missing()
+    def oldest_step(self, group: int) -> StepInFlight | None:
+        """The group's oldest step whose results have not all come."""
+        in_flight = self._groups[group].in_flight
+        return in_flight[0] if in_flight else None
 
     def stats(self) -> SchedulerStats:
         return SchedulerStats(
