@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 _SHAPE: dict[str, Any] = dict(
     vocab_size=101,
@@ -44,6 +43,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 def make(case: str, **changes: Any) -> Any:
     """A model with random weights, those of norms and biases included."""
+    # Imported here: ranks import the test files, and this takes seconds.
+    import transformers
+
     family, settings = CASES[case]
     config = getattr(transformers, f"{family}Config")(**(_SHAPE | settings | changes))
     generator = torch.Generator().manual_seed(sum(map(ord, case)))

@@ -31,7 +31,7 @@ class DummySource:
         self._seed = seed
         self._device = device
         self._dtype = dtype
-        self._last = ("", torch.empty(0))
+        self._last: tuple[str, Tensor] | None = None
 
     def names(self) -> Collection[str]:
         return self._shapes.keys()
@@ -41,7 +41,7 @@ class DummySource:
 
     def read(self, name: str, dim: int, start: int, length: int) -> Tensor:
         # The pieces of one tensor are read one after another: it is drawn once for them all.
-        if self._last[0] != name:
+        if self._last is None or self._last[0] != name:
             self._last = (name, self._draw(name))
         return self._last[1].narrow(dim, start, length)
 

@@ -1,8 +1,11 @@
 """What a model's files say about generating: its end tokens and its sampling defaults. No torch."""
 
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
+
+_Found = TypeVar("_Found", bound="_EndTokens")
 
 
 class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,10 +19,21 @@ class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
     repetition_penalty: float | None = None
 
 
-class _Generation(msgspec.Struct):
-    """``generation_config.json``, and the end tokens of ``config.json``."""
+class _EndTokens(msgspec.Struct):
+    """What is read of ``config.json``."""
 
     eos_token_id: int | list[int] | None = None
+
+    def ids(self) -> list[int]:
+        value = self.eos_token_id
+        if value is None:
+            return []
+        return [value] if isinstance(value, int) else value
+
+
+class _Generation(_EndTokens):
+    """What is read of ``generation_config.json``."""
+
     do_sample: bool | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -41,9 +55,8 @@ def read_generation_defaults(path: str | Path) -> GenerationDefaults:
         from lockstep.worker.weights.gguf_metadata import gguf_end_tokens, open_gguf
 
         return GenerationDefaults(eos_token_ids=gguf_end_tokens(open_gguf(path)))
-    generation = _read(path / "generation_config.json")
-    config = _read(path / "config.json")
-    ends = [*_ids(generation.eos_token_id), *_ids(config.eos_token_id)]
+    generation = _read(path / "generation_config.json", _Generation)
+    ends = [*generation.ids(), *_read(path / "config.json", _EndTokens).ids()]
     return GenerationDefaults(
         eos_token_ids=tuple(dict.fromkeys(ends)),
         temperature=0.0 if generation.do_sample is False else generation.temperature,
@@ -54,16 +67,10 @@ def read_generation_defaults(path: str | Path) -> GenerationDefaults:
     )
 
 
-def _read(path: Path) -> _Generation:
+def _read(path: Path, kind: type[_Found]) -> _Found:
     if not path.is_file():
-        return _Generation()
+        return kind()
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_Generation)
+        return msgspec.json.decode(path.read_bytes(), type=kind)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-
-
-def _ids(value: int | list[int] | None) -> list[int]:
-    if value is None:
-        return []
-    return [value] if isinstance(value, int) else value
