@@ -1,0 +1,33 @@
+# demo and test set up .venv themselves. gpu-test uses a Python that has torch and installs nothing.
+SHELL := /bin/bash
+BIN := .venv/bin
+PYTHON ?= python3
+
+.PHONY: demo test check golden gpu-test bench-scheduler venv clean
+
+demo: venv
+	$(BIN)/lockstep generate --model smollm2 --tensor-parallel-size 2 --temperature 0 \
+	  "What is the capital of France?" "List three primary colours."
+
+test: venv
+	$(BIN)/pytest
+
+check: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	MYPYPATH=deploy/package $(BIN)/mypy -p lockstep
+
+golden: venv
+	$(BIN)/python -P tests/golden.py --report docs/golden.md
+
+gpu-test:
+	PYTHONPATH=deploy/package $(PYTHON) -P -m pytest -m "gpu or multigpu" -rs
+
+bench-scheduler: venv
+	$(BIN)/python -P -m lockstep.worker.schedule.bench
+
+venv:
+	@deploy/setup_venv.sh
+
+clean:
+	rm -rf .venv build dist *.egg-info deploy/package/*.egg-info
