@@ -2,26 +2,9 @@
 
 import pytest
 import torch
+from sampling_cases import join, lane_state
 
-from lockstep.comm.messages import JoinLane, pack_ids
-from lockstep.comm.sampling import SamplingParams
-from lockstep.worker.sampling_state import MAX_LANE_STOP_IDS, LaneSampling, Variant
-
-VOCAB = 101
-
-
-def lane_state(num_lanes=6, start=0, local=VOCAB):
-    return LaneSampling(num_lanes, vocab_start=start, vocab_local=local, vocab_size=VOCAB)
-
-
-def join(lane, *, seed=0, stop_ids=(), num_prompt=3, num_outputs=0, **sampling):
-    params = SamplingParams(**sampling)
-    stop = pack_ids(stop_ids)
-    return JoinLane(lane, f"r{lane}", seed, params, stop, num_prompt, 0, num_outputs, b"")
-
-
-def snapshot(lanes):
-    return {name: tensor.clone() for name, tensor in lanes.statics().items()}
+from lockstep.worker.sampling_state import MAX_LANE_STOP_IDS, Variant
 
 
 @pytest.mark.parametrize(
