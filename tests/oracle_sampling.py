@@ -3,6 +3,8 @@
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from lockstep.comm.sampling import SamplingParams
 
 _MASK = 0xFFFFFFFF
@@ -26,8 +28,10 @@ def noise_bits(seed: int, position: int, token_id: int) -> int:
 
 
 def gumbel(seed: int, position: int, token_id: int) -> float:
-    uniform = ((noise_bits(seed, position, token_id) & 0x7FFFFFFF) + 0.5) / 2**31
-    return -math.log(-math.log1p(-uniform))
+    """Standard Gumbel noise; the uniform is rounded to float32, as it is on a device."""
+    low_bits = np.float32(noise_bits(seed, position, token_id) & 0x7FFFFFFF)
+    uniform = np.float32(low_bits * np.float32(2.0**-31) + np.float32(2.0**-32))
+    return -math.log(-math.log1p(-min(float(uniform), 1 - 2.0**-24)))
 
 
 def adjusted_logits(
@@ -57,14 +61,17 @@ def distribution(logits: Sequence[float], params: SamplingParams) -> list[float]
     weights = [math.exp((x - best) / params.temperature) for x in logits]
     weights = [w if w >= params.min_p else 0.0 for w in weights]
     if 0 < params.top_k < len(logits):
-        kth = sorted(weights, reverse=True)[params.top_k - 1]
-        weights = [w if w >= kth else 0.0 for w in weights]
-    total = math.fsum(weights)
-    kept = [math.fsum(v for v in weights if v > w) < params.top_p * total for w in weights]
-    weights = [
-        w if keep or params.top_p == 1 else 0.0 for w, keep in zip(weights, kept, strict=True)
-    ]
+        kth = sorted(logits, reverse=True)[params.top_k - 1]
+        weights = [w if x >= kth else 0.0 for w, x in zip(weights, logits, strict=True)]
+    if params.top_p < 1:
+        limit = params.top_p * math.fsum(weights)
+        weights = [w if mass_above(x, logits, weights) < limit else 0.0
+                   for w, x in zip(weights, logits, strict=True)]  # fmt: skip
     return [w / math.fsum(weights) for w in weights]
+
+
+def mass_above(logit: float, logits: Sequence[float], weights: Sequence[float]) -> float:
+    return math.fsum(w for w, x in zip(weights, logits, strict=True) if x > logit)
 
 
 def draw(logits: Sequence[float], params: SamplingParams, seed: int, position: int) -> int:

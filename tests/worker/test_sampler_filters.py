@@ -127,10 +127,10 @@ def test_history_does_not_depend_on_how_the_prompt_is_chunked(cuts):
 
 
 def test_a_row_without_filters_is_bit_untouched():
-    values = [float("nan"), float("inf"), -float("inf"), -0.0, 0.0, 1e-40, 3.0]
-    logits = torch.tensor([values] * 2)
-    lanes = lane_state(2, vocab=len(values))
-    lanes.write_rows([join(0, temperature=0.0, top_k=2, top_p=0.1, min_p=0.9), join(1)])
+    strange = [-0.0, math.nan, math.inf, -math.inf, 0.0, 1e-40, 3.0]
+    logits = torch.tensor([strange, strange, [-0.0, -500.0, -math.inf, 0.0, 1e-40, 3.0, 2.0]])
+    lanes = lane_state(3, vocab=logits.shape[1])
+    lanes.write_rows([join(0, temperature=0.0, top_k=2, top_p=0.1, min_p=0.9), join(1), join(2)])
     filtered = cut(adjust(logits, lanes), lanes)
     assert torch.equal(filtered.view(torch.int32), logits.view(torch.int32))
 

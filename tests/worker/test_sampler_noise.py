@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle_sampling import fmix32, noise_bits
 from oracle_sampling import gumbel as oracle_gumbel
@@ -25,6 +25,7 @@ def test_mixer_is_murmur3s():
     assert fmix32(1) == 0x514E28B7
 
 
+@settings(deadline=None)
 @given(seed=SEEDS, position=POSITIONS, start=st.integers(0, 2**18))
 def test_noise_is_that_of_plain_integers(seed, position, start):
     noise = of_lanes((seed, position), start=start, count=5)[0]
@@ -32,6 +33,7 @@ def test_noise_is_that_of_plain_integers(seed, position, start):
     torch.testing.assert_close(noise, torch.tensor(expected), rtol=1e-4, atol=1e-4)
 
 
+@settings(deadline=None)
 @given(seed=SEEDS, position=POSITIONS)
 def test_noise_ignores_lane_batch_and_shard(seed, position):
     alone = of_lanes((seed, position))[0]
@@ -40,6 +42,7 @@ def test_noise_ignores_lane_batch_and_shard(seed, position):
     assert torch.equal(of_lanes((seed, position), start=40, count=24)[0], alone[40:])
 
 
+@settings(deadline=None)
 @given(seed=SEEDS, position=POSITIONS)
 def test_another_seed_or_position_is_another_noise(seed, position):
     base, *others = of_lanes(
