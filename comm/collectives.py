@@ -11,6 +11,7 @@ from torch._C._distributed_c10d import AllgatherOptions, BarrierOptions, Broadca
 
 from lockstep.comm.all_reduce.choose import AllReduceTable, Choice
 from lockstep.comm.all_reduce.gloo_nccl import library_all_reduce
+from lockstep.comm.errors import CommError
 from lockstep.comm.groups import Group
 from lockstep.comm.ledger import Ledger, LedgerEntry
 
@@ -133,6 +134,24 @@ class Communicator:
     def broadcast_object(self, obj: Any, src: int = 0) -> Any:
         """What rank ``src`` of the group passed. On the host."""
         return self.all_gather_object(obj if self.rank == src else None)[src]
+
+    def retire(self) -> None:
+        """Wait until no watchdog thread looks at earlier work of this group any more.
+
+        A watchdog polls events of finished operations, which is not allowed while this device
+        captures; to be called with the device idle.
+        """
+        if self.group is not None and self.group.device.type == "cuda":
+            self.group.device_group._wait_for_pending_works()
+
+    def give_up(self, error: Exception) -> None:
+        """Say that this rank has failed by itself, so that peers that wait for it learn why."""
+        if self.group is None:
+            return
+        # A CommError names another rank already; reporting it as a cause would accuse this one.
+        if not isinstance(error, CommError):
+            self.group.peers.report(f"{type(error).__name__}: {error}")
+        self.group.latch(CommError(f"this rank gave up: {error}"))
 
     def _gather_bytes(
         self, group: Group, data: bytes, size: int, timeout_s: float | None

@@ -14,9 +14,8 @@ from lockstep.comm.peers import Peers
 class Group:
     """A line of ranks that communicate.
 
-    ``rank`` is the place in ``ranks``, which are global. ``device_group`` moves tensors of
-    ``device``, ``host_group`` (gloo) those of the host; on the CPU they are one. ``error`` is the
-    first failure: from then on every operation raises it.
+    ``rank`` is the place in ``ranks``, which are global. ``error`` is the first failure: from then
+    on every operation raises it.
     """
 
     def __init__(
@@ -28,11 +27,25 @@ class Group:
         self.rank = rank
         self.size = len(ranks)
         self.device = device
-        self.device_group = device_group
-        self.host_group = host_group
         self.timeout_s = timeout_s
         self.peers = peers
         self.error: CommError | None = None
+        self._device_group: ProcessGroup | None = device_group
+        self._host_group: ProcessGroup | None = host_group
+
+    @property
+    def device_group(self) -> ProcessGroup:
+        """Moves tensors of ``device``; raises the latched error. On the CPU it is host_group."""
+        if self._device_group is None:
+            raise self._latched()
+        return self._device_group
+
+    @property
+    def host_group(self) -> ProcessGroup:
+        """Moves tensors of the host (gloo); raises the latched error."""
+        if self._host_group is None:
+            raise self._latched()
+        return self._host_group
 
     def check(self) -> None:
         """Raise the latched error, if there is one."""
@@ -42,9 +55,8 @@ class Group:
     def failed(self, what: str, error: Exception) -> CommError:
         """Name who is at fault for ``error``, latch that and return it."""
         if self.error is None:
-            self.latch(self.peers.verdict(self.name, self.ranks, f"{self.name} {what}", error))
-        assert self.error is not None
-        return self.error
+            self.latch(self.peers.verdict(self.ranks, f"{self.name} {what}", error))
+        return self._latched()
 
     def latch(self, error: CommError) -> None:
         """End this group with ``error``."""
@@ -53,15 +65,17 @@ class Group:
         self.abort()
 
     def abort(self) -> None:
-        """Give up operations in flight. The group is of no use afterwards."""
-        self.error = self.error or CommError(f"group {self.name} was aborted")
-        self.device_group.abort()
+        """Close the host group, which wakes peers that wait in it. The group is over.
 
-    def destroy(self) -> None:
-        """Free the process groups. Graphs that hold their operations must be gone by then."""
-        self.error = self.error or CommError(f"group {self.name} was destroyed")
-        for group in {self.device_group, self.host_group}:
-            distributed.destroy_process_group(group)
+        NCCL is left to the end of the process: aborting it from here has been seen to hang.
+        """
+        self.error = self.error or CommError(f"group {self.name} was aborted")
+        host_group, self._host_group, self._device_group = self._host_group, None, None
+        if host_group is not None:
+            distributed.destroy_process_group(host_group)
+
+    def _latched(self) -> CommError:
+        return self.error or CommError(f"group {self.name} is closed")
 
 
 class World:

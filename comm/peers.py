@@ -14,6 +14,7 @@ from lockstep.comm.rendezvous import exchange
 
 _GRACE_S = 2.0
 _POLL_S = 0.02
+_REPORTED = "failed:"
 
 
 # Producer: each rank when it joins. Consumer: the other ranks, to see whether it still lives.
@@ -46,22 +47,32 @@ class Peers:
     def same_host(self, ranks: Sequence[int]) -> bool:
         return all(self._members[rank].place == self._place for rank in ranks)
 
-    def verdict(self, group: str, ranks: Sequence[int], what: str, error: Exception) -> CommError:
+    def report(self, reason: str = "") -> None:
+        """Tell the others that this rank has failed; ``reason`` if it is not their doing."""
+        # The store may have died with its owner; the process table still tells who is gone.
+        with suppress(RuntimeError):
+            self._reports.set(str(self._global_rank), _REPORTED + reason)
+
+    def verdict(self, ranks: Sequence[int], what: str, error: Exception) -> CommError:
         """Turn a failed collective into an error that names the rank at fault.
 
         A rank that sees a failure reports it, so a rank that is gone or silent without a report is
         the cause and not another victim. Takes at most two seconds.
         """
-        self._report(group)
+        self.report()
         others = [rank for rank in ranks if rank != self._global_rank]
         deadline = time.monotonic() + _GRACE_S
         while True:
             # Looked up before the reports: a victim reports and then goes.
             gone = [rank for rank in others if self._is_gone(rank)]
-            silent = [rank for rank in others if not self._has_reported(group, rank)]
+            reports = {rank: self._report_of(rank) for rank in others}
+            silent = [rank for rank, report in reports.items() if report is None]
             lost = [rank for rank in gone if rank in silent]
             if lost:
                 return PeerLost(lost[0], f"its process is gone, noticed in {what}")
+            for rank, reason in reports.items():
+                if reason:
+                    return PeerLost(rank, f"it gave up ({reason}), noticed in {what}")
             if not silent or time.monotonic() > deadline:
                 break
             time.sleep(_POLL_S)
@@ -70,15 +81,11 @@ class Peers:
         where = f"while ranks {silent} saw nothing" if silent else "on all ranks"
         return CommError(f"{what} failed {where}: {error}")
 
-    def _report(self, group: str) -> None:
-        # The store may have died with its owner; the process table still tells who is gone.
+    def _report_of(self, rank: int) -> str | None:
         with suppress(RuntimeError):
-            self._reports.set(f"{group}/{self._global_rank}", "1")
-
-    def _has_reported(self, group: str, rank: int) -> bool:
-        with suppress(RuntimeError):
-            return self._reports.check([f"{group}/{rank}"])
-        return False
+            if self._reports.check([str(rank)]):
+                return self._reports.get(str(rank)).decode().removeprefix(_REPORTED)
+        return None
 
     def _is_gone(self, rank: int) -> bool:
         member = self._members[rank]

@@ -20,9 +20,9 @@ from lockstep.parallel.rank_spec import RankSpec
 class Topology:
     """The communicators of one rank; all share one ledger.
 
-    ``tp`` joins the ranks of its replica, ``lockstep`` all ranks that take every step together,
-    ``dp`` those of the lockstep group with the same tp_rank (host only), ``world`` everybody (host
-    only where ranks have GPUs, unless a replica is the world). Equal sets of ranks share a group.
+    ``tp`` joins the ranks of its replica, ``dp`` those of its lockstep group with the same tp_rank,
+    ``lockstep`` all ranks that take every step together, ``world`` everybody. The last two move
+    tensors of the host only, unless their ranks are those of the former, whose group they share.
     """
 
     spec: RankSpec
@@ -71,6 +71,26 @@ class Topology:
             spec, config or ParallelConfig(), alone, alone, alone, alone, ledger=alone.ledger
         )
 
+    @property
+    def communicators(self) -> list[Communicator]:
+        """Each of them once."""
+        found = {id(c): c for c in (self.tp, self.dp, self.lockstep, self.world)}
+        return list(found.values())
+
+    def retire(self) -> None:
+        """With the device idle: wait until no thread looks at earlier work of any group."""
+        for communicator in self.communicators:
+            communicator.retire()
+
+    def give_up(self, error: Exception) -> None:
+        """This rank has failed by itself: tell all peers why and wake those that wait for it."""
+        for communicator in self.communicators:
+            communicator.give_up(error)
+
+    def choices(self) -> dict[str, str]:
+        """The all-reduces by size that graphs will hold, for the manifest."""
+        return {f"all_reduce/{c.name}": c.all_reduce_choice for c in (self.tp, self.dp)}
+
     def destroy(self) -> None:
         """Leave all groups. Graphs that hold their operations must be gone by then."""
         if self._world is not None:
@@ -95,8 +115,8 @@ class _Builder:
         host = torch.device("cpu")
         everybody = [tuple(range(self._spec.world_size))]
         tp = self._line("tp", mesh.tp_group_ranks(self._config), self._device)
-        lockstep = self._line("lockstep", mesh.lockstep_group_ranks(self._config), self._device)
-        dp = self._line("dp", mesh.dp_group_ranks(self._config), host)
+        dp = self._line("dp", mesh.dp_group_ranks(self._config), self._device)
+        lockstep = self._line("lockstep", mesh.lockstep_group_ranks(self._config), host)
         world = self._line("world", everybody, host)
         return Topology(
             self._spec, self._config, world, tp, lockstep, dp,

@@ -18,18 +18,18 @@ class GlooAllReduce:
     buffer = ""
 
     def __init__(self, group: Group) -> None:
-        self._group = group.host_group
-        self._size = group.size
+        self._group = group
 
     def supports(self, x: Tensor) -> bool:
         return x.device.type == "cpu"
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self._size == 2:
-            self._group.allreduce([x]).wait()
+        host = self._group.host_group
+        if self._group.size == 2:
+            host.allreduce([x]).wait()
             return x
-        parts = x.new_empty((self._size, x.numel()))
-        self._group._allgather_base(parts.view(-1), x.view(-1), AllgatherOptions()).wait()
+        parts = x.new_empty((self._group.size, x.numel()))
+        host._allgather_base(parts.view(-1), x.view(-1), AllgatherOptions()).wait()
         total = parts[0]
         for part in parts[1:]:
             total += part
@@ -43,7 +43,7 @@ class NcclAllReduce:
     buffer = ""
 
     def __init__(self, group: Group) -> None:
-        self._group = group.device_group
+        self._group = group
         self._options = AllreduceOptions()
         self._options.asyncOp = False
 
@@ -51,7 +51,7 @@ class NcclAllReduce:
         return x.device.type == "cuda" and x.dtype is not torch.bool
 
     def __call__(self, x: Tensor) -> Tensor:
-        work = self._group.allreduce([x], self._options)
+        work = self._group.device_group.allreduce([x], self._options)
         if work is not None:
             work.wait()
         return x

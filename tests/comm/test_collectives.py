@@ -170,3 +170,20 @@ def _is_missing(rank: Rank) -> str:
 
 def test_rank_that_does_not_join_is_named() -> None:
     assert "ranks [1] did not show up within 1 s" in run_ranks(_is_missing, 3, gloo=False)[0]
+
+
+def _gives_up(rank: Rank) -> tuple[int | str, float]:
+    topology = join(rank)
+    if rank.rank == 1:
+        time.sleep(0.3)
+        topology.give_up(KeyError("layer 3"))
+        time.sleep(3)
+        return str(topology.tp.group.error), 0.0
+    kind, who, waited, _ = _victim_of(topology.tp, "barrier")
+    return who, waited
+
+
+def test_rank_that_gives_up_wakes_those_who_wait_and_tells_why() -> None:
+    (who, waited), (own, _) = run_ranks(_gives_up, 2, gloo=False)
+    assert who == 1 and waited < 3
+    assert "gave up: 'layer 3'" in own
