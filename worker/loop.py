@@ -4,6 +4,7 @@ import gc
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from lockstep.comm.errors import RankMismatch
 from lockstep.comm.messages import StepPlan, StepResult, WorkerReady
 from lockstep.parallel.agreement import propose
 from lockstep.parallel.collective_agreement import CollectiveAgreement
@@ -35,6 +36,7 @@ class Worker:
         self._topology = topology
         self._started: Started | None = None
         self._agreement: CollectiveAgreement | None = None
+        self._next_step: int | None = None
 
     def start(self, progress: Progress | None = None) -> WorkerReady:
         """Load, warm up, capture, map the KV cache. ``num_blocks`` is the lockstep group's least.
@@ -69,10 +71,14 @@ class Worker:
         return [pending.result() for pending in self.launch(plan)]
 
     def launch(self, plan: StepPlan) -> Iterator[PendingStep]:
-        """Launch the steps of ``plan`` without waiting, one each time the iterator is advanced."""
+        """Launch the steps of ``plan`` without waiting, one each time the iterator is advanced.
+
+        Raises:
+            RankMismatch: a step was skipped, or the agreement is not what the ranks agree on.
+        """
         if self._started is None:
             raise RuntimeError("start() the worker before its first plan")
-        self._verify(plan)
+        self._take_turn(plan)
         for pending in self._started.runner.launch(plan):
             self.metrics.launched(plan, self.replica_index)
             yield pending
@@ -84,7 +90,14 @@ class Worker:
             self._started = None
             gc.unfreeze()
 
-    def _verify(self, plan: StepPlan) -> None:
+    def _take_turn(self, plan: StepPlan) -> None:
+        """A skipped step would pair this rank's collectives with those of another step."""
+        if self._next_step not in (None, plan.step_id):
+            raise RankMismatch(
+                f"rank {self.spec.global_rank} got step {plan.step_id}, "
+                f"but its next step is {self._next_step}"
+            )
+        self._next_step = plan.step_id + plan.num_steps
         if self._agreement is not None:
             own = propose(plan.replicas[self.replica_index], max_mode=RunMode.FULL)
             self._agreement.verify(plan.epoch, plan.step_id, own, plan.agreement)

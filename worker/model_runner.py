@@ -45,11 +45,15 @@ class ModelRunner:
         ring = parts.state.output
         self._rows = [HostRow(ring) for _ in range(ring.depth)]
         self._num_launched = 0
+        self._device_step = 0
         self._schedule: tuple[list[int], list[int]] | None = None
 
     def launch(self, plan: StepPlan) -> Iterator[PendingStep]:
         """Launch the steps that ``plan`` grants, one each time the iterator is advanced."""
         replica = plan.replicas[self._replica_index]
+        if plan.step_id != self._device_step:
+            self._parts.state.set_step(plan.step_id)
+        self._device_step = plan.step_id + plan.num_steps
         self._apply(replica)
         for offset in range(plan.num_steps):
             logprobs = self._run(plan, replica)
@@ -58,7 +62,7 @@ class ModelRunner:
     def clear(self) -> None:
         """Forget all lanes and steps, after warm-up."""
         self._parts.state.clear()
-        self._num_launched = 0
+        self._num_launched = self._device_step = 0
         self._schedule = None
 
     def _apply(self, replica: ReplicaPlan) -> None:

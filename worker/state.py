@@ -7,6 +7,9 @@ from lockstep.worker.lanes import LaneEdit
 from lockstep.worker.output_ring import OutputRing
 from lockstep.worker.upload import Uploader
 
+# Ranks compare steps in float32, which every all-reduce serves and which is exact up to here.
+STEP_MODULUS = 1 << 20
+
 
 class StepState:
     """One row a lane, allocated once at the largest size; a graph uses prefixes of the rows.
@@ -14,6 +17,7 @@ class StepState:
     ``num_computed`` and ``active`` are the device's truth: the tail of a step advances them, and a
     lane that sampled a stop id turns inactive there. ``query_lens`` and ``samples`` are the plan's
     word: how many tokens a lane computes in this step, and whether it then samples one.
+    ``step_number`` is what ranks of a lockstep group tell each other, in ``peer_steps``.
 
     Args:
         ring_depth: at least run_ahead + 2.
@@ -44,6 +48,7 @@ class StepState:
         self.samples = zeros(max_lanes, dtype=torch.bool)
         self.faults = zeros(max_lanes, dtype=torch.int32)
         self.logits = zeros(max_lanes, vocab_local, dtype=torch.float32)
+        self.step_number = zeros(1, dtype=torch.float32)
         self.peer_steps = zeros(lockstep_size, dtype=torch.float32)
         self.lane_ids = torch.arange(max_lanes + 1, dtype=torch.int32, device=device)
         self.output = OutputRing(ring_depth, max_lanes, device)
@@ -68,6 +73,13 @@ class StepState:
             self.num_computed.index_copy_(0, joined, num_computed)
             self.active.index_fill_(0, joined, True)
         self._write_cells(edit, upload)
+
+    def set_step(self, step_id: int) -> None:
+        """Say which step is next; the tail counts on from it."""
+        self.step_number.fill_(step_id % STEP_MODULUS)
+
+    def next_step(self) -> None:
+        self.step_number.add_(1).remainder_(STEP_MODULUS)
 
     def set_schedule(self, query_lens: Tensor, samples: Tensor) -> None:
         """Say what each lane does from this step on, both [num_lanes]; the other lanes idle."""

@@ -16,9 +16,6 @@ from lockstep.worker.state import StepState
 if TYPE_CHECKING:
     from lockstep.comm.collectives import Communicator
 
-# Steps are compared in float32, which every all-reduce serves and which is exact up to here.
-_STEP_MODULUS = 1 << 20
-
 
 class Model(Protocol):
     """What a step needs of a model."""
@@ -61,6 +58,8 @@ class Step:
         status = self._status(emits & ~sampled.finite, num_lanes)
         state.output.write(counts, torch.where(counts, sampled.token_ids, 0), status)
         state.advance(sampled.token_ids, counts=counts, active=active, ended=ended)
+        if self.lockstep is not None:
+            state.next_step()
         return sampled
 
     def _exchange_step_number(self) -> None:
@@ -69,7 +68,7 @@ class Step:
             return
         state = self.state
         mine = torch.zeros_like(state.peer_steps)
-        mine[self.lockstep.rank] = (state.output.counter[0] % _STEP_MODULUS).float()
+        mine[self.lockstep.rank] = state.step_number[0]
         state.peer_steps.copy_(self.lockstep.all_reduce(mine))
 
     def _status(self, not_finite: Tensor, num_lanes: int) -> Tensor:

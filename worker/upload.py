@@ -41,7 +41,7 @@ class Uploader:
         self._device[:total].copy_(self._hosts[turn][:total], non_blocking=True)
         if copied is not None:
             copied.record()
-        return list(self._device[:total].split([len(numbers) for numbers in lists]))
+        return list(torch.split(self._device[:total], [len(numbers) for numbers in lists]))
 
 
 def _pack(host: np.ndarray, lists: Sequence[Numbers]) -> int:

@@ -104,7 +104,13 @@ class Rig:
         return result
 
 
-def make_rig(model: DecoderModel | None = None, *, num_blocks: int = 40, run_ahead: int = 2) -> Rig:
+def make_rig(
+    model: DecoderModel | None = None,
+    *,
+    num_blocks: int = 40,
+    run_ahead: int = 2,
+    lockstep: Alone | None = None,
+) -> Rig:
     model = model or tiny_model()
     config, device = model.config, model.model.norm.weight.device
     layout = KVLayout(
@@ -118,7 +124,7 @@ def make_rig(model: DecoderModel | None = None, *, num_blocks: int = 40, run_ahe
         max_blocks_per_req=width,
         vocab_local=model.vocab_local,
         ring_depth=depth,
-        lockstep_size=1,
+        lockstep_size=lockstep.size if lockstep else 1,
         device=device,
     )
     sampling = LaneSampling(
@@ -135,7 +141,7 @@ def make_rig(model: DecoderModel | None = None, *, num_blocks: int = 40, run_ahe
         lanes=LaneTable(MAX_LANES, width),
         upload=Uploader(4096, depth, device),
         inputs=StepInputs(state, BLOCK_SIZE, MAX_MODEL_LEN),
-        step=Step(model, kv, state, Sampler(sampling, Alone()), None),
+        step=Step(model, kv, state, Sampler(sampling, Alone()), lockstep),
     )
     return Rig(model, kv, state, sampling, ModelRunner(parts, 0))
 

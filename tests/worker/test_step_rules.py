@@ -5,6 +5,7 @@ import torch
 from rig import (
     BLOCK_SIZE,
     GREEDY,
+    Alone,
     Rig,
     chunk,
     decode_alone,
@@ -18,6 +19,7 @@ from rig import (
 )
 from torch import Tensor
 
+from lockstep.comm.errors import RankMismatch
 from lockstep.comm.messages import ReplicaPlan
 from lockstep.comm.sampling import SamplingParams
 from lockstep.worker.results import SlotFault
@@ -49,7 +51,7 @@ def start(rig: Rig, **options: object) -> list[int | None]:
 def lane_state(rig: Rig) -> dict[str, Tensor]:
     """All that lanes are made of, and all blocks but the padding block."""
     plan_and_output = {
-        "query_lens", "samples", "logits", "faults", "output_ring", "output_counter"
+        "query_lens", "samples", "logits", "faults", "output_ring", "output_counter", "step_number"
     }  # fmt: skip
     statics = rig.state.statics() | rig.sampling.statics()
     kept = {name: tensor for name, tensor in statics.items() if name not in plan_and_output}
@@ -215,3 +217,21 @@ def test_logprobs_come_for_the_lanes_that_asked(model, alone) -> None:
     assert lane == 1 and logprobs.token_id == alone[1][0] and logprobs.rank == 1
     assert logprobs.top_ids[0] == alone[1][0] and len(logprobs.top_ids) == 2
     assert logprobs.top_logprobs[0] == logprobs.logprob
+
+
+class StuckPeer(Alone):
+    """Rank 0 of two; rank 1 does not get beyond step 2."""
+
+    size = 2
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return x + torch.tensor([0.0, min(float(x[0]), 2.0)])
+
+
+def test_ranks_at_different_steps_find_out_in_the_step_itself(model) -> None:
+    rig = make_rig(model, num_blocks=NUM_BLOCKS, lockstep=StuckPeer())
+    start(rig)
+    for step_id in (1, 2):
+        rig.run(eager(step_id, ReplicaPlan(3)))
+    with pytest.raises(RankMismatch, match="step 3: rank 1 of the lockstep group is not at the"):
+        rig.run(eager(3, ReplicaPlan(3)))

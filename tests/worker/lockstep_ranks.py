@@ -1,0 +1,53 @@
+"""What a rank does in tests of serving over ranks: a worker, and a scheduler of its own.
+
+All ranks hold the same scheduler and feed it the same results, so they hold the same plans.
+"""
+
+from collections import deque
+
+import msgspec
+from inline import Served, make_scheduler
+from ranks import Rank, join
+
+from lockstep.comm.codec import decode_result, encode
+from lockstep.comm.messages import AddRequest, StepPlan
+from lockstep.parallel.topology import Topology
+from lockstep.worker.config import WorkerConfig
+from lockstep.worker.loop import Worker
+from lockstep.worker.schedule.scheduler import Scheduler
+
+
+def serve_on_ranks(
+    rank: Rank, config_bytes: bytes, adds: list[AddRequest]
+) -> tuple[dict[str, list[int]], list[StepPlan]]:
+    """(tokens by request, plans) of one lockstep group that is the whole world."""
+    config = msgspec.msgpack.decode(config_bytes, type=WorkerConfig)
+    topology = join(rank, **msgspec.structs.asdict(config.parallel))
+    worker = Worker(config, topology.spec, topology)
+    ready = worker.start()
+    scheduler = make_scheduler(config, ready.num_blocks)
+    for add in adds:
+        scheduler.add(add)
+    outcome = run_together(worker, scheduler, topology)
+    scheduler.check_conserved()
+    worker.close()
+    topology.destroy()
+    return outcome
+
+
+def run_together(
+    worker: Worker, scheduler: Scheduler, topology: Topology
+) -> tuple[dict[str, list[int]], list[StepPlan]]:
+    served, pending, plans = Served(), deque(), []
+    while True:
+        plan = scheduler.plan(0)
+        if plan is not None:
+            plans.append(plan)
+            pending.extend(worker.launch(plan))
+        elif pending:
+            own = encode(pending.popleft().result())
+            for data in topology.world.all_gather_object(own):
+                served.take(scheduler.commit(decode_result(data)))
+        else:
+            served.take(scheduler.take_deltas())
+            return served.tokens, plans

@@ -1,0 +1,91 @@
+"""Serving over real gloo ranks: tensor parallel, and replicas in lockstep with an idle one."""
+
+import time
+
+import msgspec
+import pytest
+import torch
+from inline import alone_topology, request, worker_config
+from lockstep_ranks import serve_on_ranks
+from ranks import Rank, rank_outcomes, run_ranks
+from ranks import join as join_ranks
+from rig import chunk, decode_alone, join
+
+from lockstep.comm.errors import CommError, RankMismatch
+from lockstep.comm.messages import AddRequest, ReplicaPlan, StepAgreement, StepPlan
+from lockstep.parallel.config import ParallelConfig
+from lockstep.worker.assembly import build_model
+from lockstep.worker.config import WorkerConfig
+from lockstep.worker.graphs.mode import RunMode
+from lockstep.worker.loop import Worker
+from lockstep.worker.weights.load import load_weights
+
+PROMPTS = {"a": [5, 17, 3], "b": [44, 9, 9, 61, 2, 80, 33, 12, 12, 7], "c": [12], "d": [90, 1]}
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, list[int]]:
+    config = worker_config()
+    model = build_model(config, alone_topology(), torch.device("cpu"))
+    load_weights(model, config)
+    return {key: decode_alone(model, prompt, 9) for key, prompt in PROMPTS.items()}
+
+
+def requests(keys: str = "abcd", **sampling: object) -> list[AddRequest]:
+    return [request(key, PROMPTS[key], **{"max_tokens": 9} | sampling) for key in keys]
+
+
+def serve(parallel: ParallelConfig, adds: list[AddRequest], **options: object):
+    config = worker_config(parallel=parallel, **options)
+    return run_ranks(
+        serve_on_ranks, parallel.world_size, msgspec.msgpack.encode(config), adds, gloo=False
+    )
+
+
+def test_two_tensor_parallel_ranks_give_the_tokens_of_one(expected) -> None:
+    outcomes = serve(ParallelConfig(tp_size=2, timeout_s=20), requests())
+    assert [tokens for tokens, _ in outcomes] == [expected, expected]
+
+
+def test_sampled_tokens_are_those_of_one_rank() -> None:
+    options = {"temperature": 0.9, "seed": 5, "top_k": 20, "repetition_penalty": 1.2}
+    one, _ = serve(ParallelConfig(timeout_s=20), requests(**options))[0]
+    two = serve(ParallelConfig(tp_size=2, timeout_s=20), requests(**options))
+    assert [tokens for tokens, _ in two] == [one, one]
+
+
+@pytest.mark.parametrize("keys", ["abcd", "b"], ids=["both busy", "one idle"])
+def test_replicas_in_lockstep_take_every_step_together(expected, keys: str) -> None:
+    parallel = ParallelConfig(dp_size=2, dp_lockstep="always", verify_agreement=True, timeout_s=20)
+    outcomes = serve(parallel, requests(keys))
+    assert [tokens for tokens, _ in outcomes] == [{key: expected[key] for key in keys}] * 2
+    idle_steps = [0 in [r.num_lanes for r in plan.replicas] for plan in outcomes[0][1]]
+    assert all(idle_steps) == (keys == "b")
+
+
+def run_but_skip(rank: Rank, config_bytes: bytes) -> None:
+    """Rank 1 leaves out the second step, as no worker should."""
+    config = msgspec.msgpack.decode(config_bytes, type=WorkerConfig)
+    topology = join_ranks(rank, **msgspec.structs.asdict(config.parallel))
+    worker = Worker(config, topology.spec, topology)
+    worker.start()
+    prompt = ReplicaPlan(1, joins=[join(0, [1, 2], num_prompt=4)], chunks=[chunk(0, [7] * 4)])
+    for step_id in range(4):
+        busy = ReplicaPlan(1) if step_id else prompt
+        agreement = StepAgreement(RunMode.EAGER, None, [1 if step_id else 4, 1], int(step_id > 0))
+        if (rank.rank, step_id) != (1, 1):
+            worker.execute(StepPlan(0, step_id, agreement, [busy, ReplicaPlan(0)]))
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_a_replica_that_skips_a_step_is_named_and_nothing_hangs(verify: bool) -> None:
+    parallel = ParallelConfig(
+        dp_size=2, dp_lockstep="always", verify_agreement=verify, timeout_s=20
+    )
+    config = msgspec.msgpack.encode(worker_config(parallel=parallel))
+    began = time.monotonic()
+    other, skipped = rank_outcomes(run_but_skip, 2, config, gloo=False)
+    assert time.monotonic() - began < 15
+    assert isinstance(skipped.error, RankMismatch)
+    assert str(skipped.error) == "rank 1 got step 2, but its next step is 1"
+    assert isinstance(other.error, CommError) and "rank 1" in str(other.error)
