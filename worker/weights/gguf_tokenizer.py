@@ -10,8 +10,8 @@ from tokenizers.processors import TemplateProcessing
 from lockstep.worker.weights.gguf_metadata import GGUFFile
 
 _CONTROL, _USER_DEFINED = 3, 4
-_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s"
+_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
@@ -64,7 +64,7 @@ def _settings(file: GGUFFile) -> dict[str, Any]:
 
 def _byte_level(file: GGUFFile, tokens: list[str]) -> tuple[Tokenizer, bool]:
     """The tokenizer, and whether its kind puts a beginning token when the file does not say."""
-    pre = file.get("tokenizer.ggml.pre", "gpt-2")
+    pre = file.need("tokenizer.ggml.pre")
     splitter = _splitters().get(pre)
     if splitter is None:
         known = ", ".join(_splitters())
@@ -86,16 +86,13 @@ def _splitters() -> dict[str, pre_tokenizers.PreTokenizer]:
     return {
         "gpt-2": byte_level(add_prefix_space=False),
         "smollm": pre_tokenizers.Sequence([digits, byte_level(add_prefix_space=False)]),
-        "llama-bpe": _words(r"\p{N}{1,3}"),
-        "qwen2": _words(r"\p{N}"),
+        "llama-bpe": pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(_LLAMA3), behavior="isolated"),
+                byte_level(add_prefix_space=False, use_regex=False),
+            ]
+        ),
     }
-
-
-def _words(numbers: str) -> pre_tokenizers.PreTokenizer:
-    """Split by the pattern of Llama 3, with its own rule for runs of digits."""
-    split = pre_tokenizers.Split(Regex(_WORDS % numbers), behavior="isolated")
-    bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    return pre_tokenizers.Sequence([split, bytes_only])
 
 
 def _scored_pieces(file: GGUFFile, tokens: list[str]) -> Tokenizer:
