@@ -1,20 +1,18 @@
 """Where the weights of a module live."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-if TYPE_CHECKING:
-    from lockstep.comm.collectives import Communicator
+from lockstep.comm.collectives import Communicator
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
     """The ranks a module is split over, and the device and type of its parameters."""
 
-    tp: "Communicator"
+    tp: Communicator
     device: torch.device
     dtype: torch.dtype
 

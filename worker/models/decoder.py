@@ -5,11 +5,11 @@ It knows layers and their order. It does not know ranks, files or graphs.
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from lockstep.comm.collectives import Communicator
 from lockstep.parallel.embedding import ParallelLMHead, VocabParallelEmbedding
 from lockstep.parallel.linear import (
     MergedColumnParallelLinear,
@@ -24,9 +24,6 @@ from lockstep.worker.config import ModelConfig
 from lockstep.worker.forward import ForwardInputs
 from lockstep.worker.kv_cache import KVCache
 from lockstep.worker.layers import Attention, RMSNorm, RotaryEmbedding, SiluAndMul
-
-if TYPE_CHECKING:
-    from lockstep.comm.collectives import Communicator
 
 
 class DecoderAttention(nn.Module):
@@ -156,7 +153,7 @@ class DecoderModel(nn.Module):
     def __init__(
         self,
         config: ModelConfig,
-        tp: "Communicator",
+        tp: Communicator,
         backend: AttentionBackend,
         device: torch.device,
         dtype: torch.dtype,
