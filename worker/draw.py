@@ -22,10 +22,11 @@ def draw(
         scores [num_reqs] float32, not finite if the row holds NaN or +inf or only -inf, and
         ids [num_reqs] int64.
     """
-    if variant is Variant.GREEDY:
-        scores = logits
-    else:
-        scores = _noisy(logits, lanes, start)
+    if logits.is_cuda:
+        from lockstep.worker.kernels import sample
+
+        return sample.draw(logits, lanes, start)
+    scores = logits if variant is Variant.GREEDY else _noisy(logits, lanes, start)
     best = scores.max(dim=-1)
     return best.values, best.indices + start
 
