@@ -40,7 +40,6 @@ class LaneTable:
         origin = self._origins(plan)
         for join in plan.joins:
             origin[join.lane] = None
-            self._num_blocks[join.lane] = 0
             self._chunk_start[join.lane] = join.num_computed_tokens
             edit.joined.append(join.lane)
             edit.joined_num_computed.append(join.num_computed_tokens)

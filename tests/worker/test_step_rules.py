@@ -5,6 +5,7 @@ import torch
 from rig import (
     BLOCK_SIZE,
     GREEDY,
+    MAX_MODEL_LEN,
     Alone,
     Rig,
     chunk,
@@ -23,6 +24,7 @@ from lockstep.comm.errors import RankMismatch
 from lockstep.comm.messages import ReplicaPlan
 from lockstep.comm.sampling import SamplingParams
 from lockstep.worker.results import SlotFault
+from lockstep.worker.step_inputs import StepInputs
 
 PROMPTS = [[5, 17, 3], [44, 9, 9, 61, 2, 80, 33], [12]]
 NUM_BLOCKS = 40
@@ -235,3 +237,17 @@ def test_ranks_at_different_steps_find_out_in_the_step_itself(model) -> None:
         rig.run(eager(step_id, ReplicaPlan(3)))
     with pytest.raises(RankMismatch, match="step 3: rank 1 of the lockstep group is not at the"):
         rig.run(eager(3, ReplicaPlan(3)))
+
+
+def test_lanes_that_are_not_live_are_a_dummy_request_on_block_0(model) -> None:
+    rig = make_rig(model, num_blocks=NUM_BLOCKS)
+    start(rig)
+    rig.run(padded(1, ReplicaPlan(3, idle_lanes=[1]), 6))
+    inputs = StepInputs(rig.state, BLOCK_SIZE, MAX_MODEL_LEN).decode(6)
+    attention = inputs.attention
+    for row in (1, 3, 4, 5):
+        assert inputs.token_ids[row] == inputs.positions[row] == attention.slots[row] == 0
+        assert attention.context_lens[row] == 1 and attention.block_table[row].eq(0).all()
+    assert inputs.positions[[0, 2]].tolist() == [4, 2]
+    assert attention.context_lens[[0, 2]].tolist() == [5, 3]
+    assert attention.slots[[0, 2]].tolist() == [2 * BLOCK_SIZE, 10 * BLOCK_SIZE + 2]
