@@ -46,7 +46,7 @@ class IncrementalDetokenizer:
         waiting = min(len(text) - len(text.rstrip(REPLACEMENT)), _MAX_WAITING)
         piece = self._show(text, len(text) - waiting)
         if len(self._ids) >= _WINDOW:
-            self._shorten(text, waiting)
+            self._shorten(waiting)
         return before + piece
 
     def flush(self) -> str:
@@ -67,11 +67,7 @@ class IncrementalDetokenizer:
         self._shown = max(self._shown, end)
         return piece
 
-    def _shorten(self, text: str, waiting: int) -> None:
-        """Keep as few ids as decode to the end of ``text`` by themselves."""
-        for count in range(_CONTEXT, len(self._ids)):
-            tail = self._decode(self._ids[-count:])
-            if len(tail) > waiting and text.endswith(tail):
-                self._ids = self._ids[-count:]
-                self._shown = len(tail) - waiting
-                return
+    def _shorten(self, waiting: int) -> None:
+        # A cut inside a character leaves bytes that no later byte can complete, so counts hold.
+        self._ids = self._ids[-_CONTEXT:]
+        self._shown = max(len(self._decode(self._ids)) - waiting, 0)

@@ -96,7 +96,7 @@ def test_a_stream_of_bytes_equals_the_whole(text: str) -> None:
     assert streamed(tokenizer, ids) == text
 
 
-@given(st.lists(st.one_of(st.binary(max_size=6), st.text(max_size=3).map(str.encode)), max_size=12))
+@given(st.lists(st.one_of(st.binary(max_size=6), st.text(max_size=3).map(str.encode)), max_size=40))
 def test_a_stream_of_any_bytes_equals_the_lossy_whole(parts: list[bytes]) -> None:
     backend = byte_level()
     tokenizer = tokenizer_of(backend)
