@@ -20,7 +20,7 @@ from lockstep.launcher import flags
 from lockstep.launcher.config import LaunchConfig, build_config
 from lockstep.launcher.errors import ConfigError, LaunchError
 from lockstep.launcher.front_end import StartEngine, start_default_engine
-from lockstep.launcher.generate import GenerateOptions, check_paths, generate, summarize
+from lockstep.launcher.generate import GenerateOptions, check_options, generate, summarize
 from lockstep.launcher.progress import stages
 from lockstep.launcher.resolve import Resolved, resolve
 from lockstep.launcher.strict import convert
@@ -70,9 +70,10 @@ def parse(argv: Sequence[str]) -> Command:
         prompts_format=namespace.prompts_format,
         output=namespace.output,
         raw=namespace.raw,
+        max_concurrency=namespace.max_concurrency,
         sampling=_sampling(namespace),
     )
-    check_paths(options)
+    check_options(options)
     return Command(launch=build_config(flags.given(namespace, LaunchConfig), file), options=options)
 
 
@@ -89,7 +90,7 @@ def run(command: Command, start_engine: StartEngine, *, resolved: Resolved | Non
         engine = start_engine(resolved, progress)
     try:
         totals = generate(command.options, resolved, engine)
-        sys.stderr.write(summarize(resolved, engine.summary(), totals))
+        sys.stderr.write(summarize(resolved, engine, totals))
     finally:
         engine.shutdown()
     return 1 if totals.failed else 0
@@ -134,6 +135,9 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompts-format", choices=("auto", "text", "jsonl"), default="auto")
     parser.add_argument("--output", metavar="FILE.jsonl", help="write answers there, in order")
     parser.add_argument("--raw", action="store_true", help="leave the chat template out")
+    parser.add_argument(
+        "--max-concurrency", type=int, metavar="N", help="requests in flight at once"
+    )
     engine = parser.add_argument_group("engine")
     flags.add_flags(engine, LaunchConfig)
     sampling = parser.add_argument_group("sampling", "defaults come from the model's files")

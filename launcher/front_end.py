@@ -15,6 +15,7 @@ from lockstep.launcher.tokenize import (
     load_tokenizer,
     read_files,
 )
+from lockstep.worker.config import WorkerConfig
 from lockstep.worker.weights.generation import GenerationDefaults
 
 StartEngine = Callable[[Resolved, Progress], EngineClient]
@@ -62,13 +63,24 @@ def sampling_defaults(generation: GenerationDefaults) -> dict[str, Any]:
 
 
 def create_session(
-    resolved: Resolved, engine: EngineClient, tokenizer: AnyTokenizer, *, prefix: str = "r"
+    resolved: Resolved,
+    engine: EngineClient,
+    tokenizer: AnyTokenizer,
+    *,
+    window: int | None = None,
+    prefix: str = "r",
 ) -> Session:
-    """A session that keeps every lane of every replica busy."""
-    lanes = resolved.worker.schedule.max_num_seqs * resolved.worker.parallel.dp_size
-    queued = resolved.worker.schedule.max_queued_requests
-    window = lanes * _QUEUED_PER_LANE if queued is None else min(lanes, queued)
-    return Session(engine, tokenizer, window=max(window, 1), prefix=prefix)
+    """A session that keeps every lane of every replica busy, or at most ``window`` of them."""
+    return Session(
+        engine, tokenizer, window=window or default_window(resolved.worker), prefix=prefix
+    )
+
+
+def default_window(worker: WorkerConfig) -> int:
+    """Requests in flight that keep all lanes busy and that the scheduler's queue can take."""
+    lanes = worker.schedule.max_num_seqs * worker.parallel.dp_size
+    queued = worker.schedule.max_queued_requests
+    return max(1, lanes * _QUEUED_PER_LANE if queued is None else min(lanes, queued))
 
 
 def start_default_engine(resolved: Resolved, progress: Progress) -> EngineClient:

@@ -10,7 +10,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from lockstep.launcher.engine import EngineClient, EngineSummary
+from lockstep.launcher.engine import EngineClient
 from lockstep.launcher.errors import ConfigError
 from lockstep.launcher.front_end import create_preparer, create_session, open_tokenizer
 from lockstep.launcher.inputs import BadInput, Format, PromptInput, read_lines
@@ -31,6 +31,7 @@ class GenerateOptions(msgspec.Struct, frozen=True, kw_only=True):
     prompts_format: Format = "auto"
     output: str | None = None
     raw: bool = False
+    max_concurrency: int | None = None
     sampling: dict[str, Any] = {}
 
 
@@ -50,14 +51,16 @@ class Totals(msgspec.Struct):
         self.new_tokens += len(output.token_ids)
 
 
-def check_paths(options: GenerateOptions) -> None:
+def check_options(options: GenerateOptions) -> None:
     """Refuse what would fail only after a long start.
 
     Raises:
-        ConfigError: no prompts, an unreadable file, or no folder to write the output to.
+        ConfigError: a limit below 1, no prompts, no such file, no folder for the output.
     """
     if not options.prompts and options.prompts_file is None:
         raise ConfigError("no prompts: give some as arguments, or --prompts-file FILE ('-': stdin)")
+    if options.max_concurrency is not None and options.max_concurrency < 1:
+        raise ConfigError(f"max_concurrency must be at least 1, got {options.max_concurrency}")
     if options.prompts and options.prompts_file is not None:
         raise ConfigError("prompts given both as arguments and as --prompts-file")
     if options.prompts_file not in (None, STDIN) and not Path(options.prompts_file).is_file():
@@ -74,7 +77,7 @@ def generate(options: GenerateOptions, resolved: Resolved, engine: EngineClient)
     """
     tokenizer = open_tokenizer(resolved)
     preparer = create_preparer(resolved, tokenizer, overrides=options.sampling, raw=options.raw)
-    session = create_session(resolved, engine, tokenizer)
+    session = create_session(resolved, engine, tokenizer, window=options.max_concurrency)
     totals = Totals()
     began = time.monotonic()
     events = session.run(prepare_all(preparer, open_inputs(options)))
@@ -163,15 +166,19 @@ def _watched(events: Iterator[Progressed], totals: Totals) -> Iterator[RequestOu
                 yield event.output
 
 
-def summarize(resolved: Resolved, engine: EngineSummary, totals: Totals) -> str:
+def summarize(resolved: Resolved, engine: EngineClient, totals: Totals) -> str:
     """Two lines: what ran, and what it did."""
     parallel = resolved.worker.parallel
-    speed = totals.new_tokens / totals.seconds if totals.seconds else 0.0
+    how = engine.summary()
+    preemptions = sum(replica.num_preemptions for replica in engine.stats().replicas)
+    preempted = f", {preemptions} preemptions" if preemptions else ""
+    seconds = max(totals.seconds, 1e-9)
     failed = f" ({totals.failed} failed)" if totals.failed else ""
     return (
-        f"{engine.ranks} ranks (tp {parallel.tp_size} x dp {parallel.dp_size}) on "
-        f"{resolved.device} through {engine.launcher}, graph mode {engine.graph_mode}, "
-        f"{engine.num_graphs} graphs captured on each\n"
+        f"{how.ranks} ranks (tp {parallel.tp_size} x dp {parallel.dp_size}) on "
+        f"{resolved.device} through {how.launcher}, graph mode {how.graph_mode}, "
+        f"{how.num_graphs} graphs captured on each\n"
         f"{totals.requests} requests{failed}, {totals.prompt_tokens} prompt tokens, "
-        f"{totals.new_tokens} new tokens in {totals.seconds:.1f} s: {speed:.1f} tokens/s\n"
+        f"{totals.new_tokens} new tokens in {seconds:.1f} s: "
+        f"{totals.new_tokens / seconds:.1f} tokens/s{preempted}\n"
     )

@@ -28,6 +28,7 @@ from lockstep.launcher.outputs import RequestOutput
 from lockstep.launcher.prepare import PreparedRequest
 from lockstep.launcher.resolve import resolve
 from lockstep.launcher.session import in_order
+from lockstep.worker.schedule.stats import SchedulerStats
 
 Prompt = str | Sequence[int]
 Sampling = SamplingParams | Sequence[SamplingParams] | None
@@ -82,6 +83,9 @@ class LLM:
 
     def summary(self) -> EngineSummary:
         return self._engine.summary()
+
+    def stats(self) -> SchedulerStats:
+        return self._engine.stats()
 
     def close(self) -> None:
         """End every process of the engine."""
