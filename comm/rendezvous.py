@@ -11,14 +11,16 @@ from lockstep.comm.errors import CommError, CommTimeout
 _MIB = 1 << 20
 
 
-def serve_store(host: str, world_size: int, timeout_s: float) -> tuple[TCPStore, int]:
+def serve_store(
+    host: str, world_size: int, timeout_s: float, *, port: int = 0
+) -> tuple[TCPStore, int]:
     """Bind a store on a port chosen by the system; returns it with that port.
 
-    The port is bound here and handed on, so nobody can take it in between. The store lives as long
-    as the returned object.
+    The port is bound here and handed on, so nobody can take it in between. ``port`` is for where
+    somebody else has chosen already (MASTER_PORT). The store lives as long as the returned object.
     """
     store = TCPStore(
-        host, 0, world_size, is_master=True, wait_for_workers=False,
+        host, port, world_size, is_master=True, wait_for_workers=False,
         timeout=timedelta(seconds=timeout_s),
     )  # fmt: skip
     return store, store.port

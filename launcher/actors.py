@@ -6,7 +6,7 @@ group for as long as the engine lives; everything that must answer meanwhile has
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 
 import msgspec
 import ray
@@ -15,6 +15,7 @@ from lockstep.comm.messages import AddRequest, TokenDelta, WorkerReady
 from lockstep.launcher.logs import setup_logging
 from lockstep.launcher.placement import STORE_HOST, VISIBLE, Place
 from lockstep.launcher.processes import ProcessId, boot_id, this_process
+from lockstep.launcher.rank_env import foreign_variables
 from lockstep.launcher.rank_host import Beat, MakeWorker, RankHost
 from lockstep.launcher.rings import RankRings
 from lockstep.launcher.scheduler_host import MakeDriver, SchedulerHost
@@ -42,6 +43,7 @@ class WorkerActor:
         return self._host.serve_store(STORE_HOST)
 
     def start(self, spec: RankSpec) -> WorkerReady:
+        own_environment(spec, os.environ)
         return self._host.start(spec)
 
     def run(self, rings: RankRings) -> None:
@@ -111,4 +113,18 @@ def place_of_this_actor() -> Place:
         boot_id=boot_id(),
         gpu_ids=tuple(sorted(context.get_accelerator_ids().get("GPU", []))),
         visible=os.environ.get(VISIBLE),
+    )
+
+
+def own_environment(spec: RankSpec, env: MutableMapping[str, str]) -> None:
+    """Replace another launcher's variables by this rank's own, for libraries that read them."""
+    for name in foreign_variables(env):
+        del env[name]
+    env.update(
+        RANK=str(spec.global_rank),
+        LOCAL_RANK=str(spec.local_rank),
+        WORLD_SIZE=str(spec.world_size),
+        LOCAL_WORLD_SIZE=str(spec.world_size),
+        MASTER_ADDR=spec.master_addr,
+        MASTER_PORT=str(spec.master_port),
     )

@@ -87,6 +87,6 @@ def _create(
 ) -> Any:
     group, index = bundle
     # A lone restarted rank cannot rejoin its groups: what dies stays dead.
-    actor = ray.remote(max_restarts=0, max_task_retries=0, **options)(actor_class)
+    actor: Any = ray.remote(max_restarts=0, max_task_retries=0, **options)(actor_class)
     strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
     return actor.options(scheduling_strategy=strategy, runtime_env={"env_vars": env}).remote(*args)

@@ -3,6 +3,8 @@
 import re
 from collections.abc import Mapping
 
+import msgspec
+
 from lockstep.launcher.errors import ConfigError
 from lockstep.parallel.config import ParallelConfig
 from lockstep.parallel.mesh import coordinates
@@ -28,41 +30,57 @@ def foreign_variables(env: Mapping[str, str]) -> dict[str, str]:
     return {name: env[name] for name in RANK_VARIABLES if name in env}
 
 
-def spec_from_env(env: Mapping[str, str], parallel: ParallelConfig, *, device: str) -> RankSpec:
-    """This process's rank, from torchrun's variables or, if those are absent, from Slurm's.
+class Seat(msgspec.Struct, frozen=True):
+    """What torchrun tells a process, before anything is known about the model."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    master_addr: str
+    master_port: int
+
+
+def read_seat(env: Mapping[str, str]) -> Seat:
+    """This process's seat, from torchrun's variables or, if those are absent, from Slurm's.
 
     Raises:
         ConfigError: names every missing variable, or the bad one with its value and limit.
     """
     if "RANK" not in env and "SLURM_PROCID" in env:
-        return spec_from_torchrun(torchrun_env_from_slurm(env), parallel, device=device)
-    return spec_from_torchrun(env, parallel, device=device)
-
-
-def spec_from_torchrun(
-    env: Mapping[str, str], parallel: ParallelConfig, *, device: str
-) -> RankSpec:
-    """This process's rank from RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."""
+        env = torchrun_env_from_slurm(env)
     _require(env, _TORCHRUN, "start this with torchrun, or set them")
     world_size = _integer(env, "WORLD_SIZE", 1, 2**31)
-    if world_size != parallel.world_size:
-        raise ConfigError(
-            f"WORLD_SIZE is {world_size}, but tensor_parallel_size {parallel.tp_size} x "
-            f"data_parallel_size {parallel.dp_size} needs {parallel.world_size} ranks"
-        )
     _check_one_host(env, world_size)
-    rank = _integer(env, "RANK", 0, world_size)
-    local_rank = _integer(env, "LOCAL_RANK", 0, world_size)
-    dp_rank, tp_rank = coordinates(rank, parallel)
-    return RankSpec(
-        global_rank=rank,
+    return Seat(
+        rank=_integer(env, "RANK", 0, world_size),
+        local_rank=_integer(env, "LOCAL_RANK", 0, world_size),
         world_size=world_size,
-        dp_rank=dp_rank,
-        tp_rank=tp_rank,
-        local_rank=local_rank,
-        device="cpu" if device == "cpu" else f"cuda:{local_rank}",
         master_addr=env["MASTER_ADDR"],
         master_port=_integer(env, "MASTER_PORT", 1, 65536),
+    )
+
+
+def spec_of_seat(seat: Seat, parallel: ParallelConfig, *, device: str) -> RankSpec:
+    """The rank that sits there.
+
+    Raises:
+        ConfigError: there are not as many seats as ranks.
+    """
+    if seat.world_size != parallel.world_size:
+        raise ConfigError(
+            f"WORLD_SIZE is {seat.world_size}, but tensor_parallel_size {parallel.tp_size} x "
+            f"data_parallel_size {parallel.dp_size} needs {parallel.world_size} ranks"
+        )
+    dp_rank, tp_rank = coordinates(seat.rank, parallel)
+    return RankSpec(
+        global_rank=seat.rank,
+        world_size=seat.world_size,
+        dp_rank=dp_rank,
+        tp_rank=tp_rank,
+        local_rank=seat.local_rank,
+        device="cpu" if device == "cpu" else f"cuda:{seat.local_rank}",
+        master_addr=seat.master_addr,
+        master_port=seat.master_port,
     )
 
 

@@ -2,23 +2,24 @@
 
 import logging
 import os
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from lockstep.comm.errors import CommError
 from lockstep.comm.messages import WorkerReady
 from lockstep.comm.ring import RingReader, RingWriter
 from lockstep.launcher.engine import Progress
 from lockstep.launcher.errors import StartError
 from lockstep.launcher.logs import rank_name, setup_logging
-from lockstep.launcher.rank_env import foreign_variables
 from lockstep.launcher.rings import RankRings
 from lockstep.parallel.rank_spec import RankSpec
 from lockstep.worker.config import WorkerConfig
 
 if TYPE_CHECKING:
-    from torch.distributed import TCPStore
+    from torch._C._distributed_c10d import Store
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ class RankWorker(Protocol):
 
 
 # (config, spec, store of the rendezvous or None) -> a worker that has built nothing heavy yet.
-MakeWorker = Callable[[WorkerConfig, RankSpec, "TCPStore | None"], RankWorker]
+MakeWorker = Callable[[WorkerConfig, RankSpec, "Store | None"], RankWorker]
 
 
 # Producer: a rank's host. Consumer: the supervisor, and through it the progress display.
@@ -47,10 +48,17 @@ class Beat(msgspec.Struct, frozen=True):
 class RankHost:
     """One rank. ``start`` and ``run`` are called once each, in this order, from one thread."""
 
-    def __init__(self, config: WorkerConfig, make_worker: MakeWorker | None = None) -> None:
+    def __init__(
+        self,
+        config: WorkerConfig,
+        make_worker: MakeWorker | None = None,
+        store: "Store | None" = None,
+        on_progress: Progress | None = None,
+    ) -> None:
         self._config = config
-        self._make_worker = make_worker or real_worker
-        self._store: TCPStore | None = None
+        self._on_progress = on_progress
+        self._make_worker = make_worker or JoinedWorker
+        self._store = store
         self._worker: RankWorker | None = None
         self._beat = Beat("created")
 
@@ -65,13 +73,12 @@ class RankHost:
     def start(self, spec: RankSpec) -> WorkerReady:
         """Build everything; returns once this rank can serve."""
         setup_logging(rank_name(spec))
-        own_environment(spec, os.environ)
         claim_device(spec.device)
         self._beat = Beat("connect")
         self._worker = self._make_worker(self._config, spec, self._store)
-        ready = self._worker.start(self._note)
+        with _failure_logged("start"):
+            ready = self._worker.start(self._note)
         self._beat = Beat("ready")
-        logger.info("ready as pid %d on %s", ready.pid, ready.device)
         return ready
 
     def run(self, rings: RankRings) -> None:
@@ -81,7 +88,8 @@ class RankHost:
         results = RingWriter(rings.results)
         self._beat = Beat("serve")
         try:
-            self._worker.run(plans, results)
+            with _failure_logged("serve"):
+                self._worker.run(plans, results)
         finally:
             plans.close()
             results.close()
@@ -93,29 +101,49 @@ class RankHost:
 
     def _note(self, stage: str, done: int, total: int) -> None:
         self._beat = Beat(stage, done, total)
+        if self._on_progress is not None:
+            self._on_progress(stage, done, total)
 
 
-def real_worker(config: WorkerConfig, spec: RankSpec, store: "TCPStore | None") -> RankWorker:
-    """A ``Worker`` joined to its groups. Imports torch."""
-    from lockstep.parallel.topology import Topology
-    from lockstep.worker.loop import Worker
+@contextmanager
+def _failure_logged(what: str) -> Iterator[None]:
+    """A rank's own failure with its traceback; that of another, which is told there, in a line."""
+    try:
+        yield
+    except CommError as error:
+        logger.error("could not %s: %s", what, error)
+        raise
+    except Exception:
+        logger.exception("could not %s", what)
+        raise
 
-    topology = Topology.create(spec, config.parallel, store=store, all_reduce=config.all_reduce)
-    return Worker(config, spec, topology)
 
+class JoinedWorker:
+    """The real thing: a ``Worker`` and the groups that it is a member of. Imports torch late."""
 
-def own_environment(spec: RankSpec, env: MutableMapping[str, str]) -> None:
-    """Replace another launcher's variables by this rank's own, for libraries that read them."""
-    for name in foreign_variables(env):
-        del env[name]
-    env.update(
-        RANK=str(spec.global_rank),
-        LOCAL_RANK=str(spec.local_rank),
-        WORLD_SIZE=str(spec.world_size),
-        LOCAL_WORLD_SIZE=str(spec.world_size),
-        MASTER_ADDR=spec.master_addr,
-        MASTER_PORT=str(spec.master_port),
-    )
+    def __init__(self, config: WorkerConfig, spec: RankSpec, store: "Store | None") -> None:
+        self._config = config
+        self._spec = spec
+        self._store = store
+
+    def start(self, progress: Progress | None = None) -> WorkerReady:
+        from lockstep.parallel.topology import Topology
+        from lockstep.worker.loop import Worker
+
+        config = self._config
+        self._topology = Topology.create(
+            self._spec, config.parallel, store=self._store, all_reduce=config.all_reduce
+        )
+        self._worker = Worker(config, self._spec, self._topology)
+        return self._worker.start(progress)
+
+    def run(self, plans: RingReader, results: RingWriter) -> None:
+        self._worker.run(plans, results)
+
+    def close(self) -> None:
+        # Graphs hold operations of the groups, so they go first.
+        self._worker.close()
+        self._topology.destroy()
 
 
 def claim_device(device: str) -> None:

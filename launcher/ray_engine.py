@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 import ray
 from ray.exceptions import RayError
@@ -12,7 +12,8 @@ from lockstep.comm.messages import AddRequest, TokenDelta
 from lockstep.launcher.actors import decode_deltas
 from lockstep.launcher.engine import EngineSummary
 from lockstep.launcher.errors import EngineDead
-from lockstep.launcher.supervise import Supervisor
+from lockstep.launcher.in_flight import InFlight
+from lockstep.launcher.supervise import Cause, Supervisor
 
 _SLICE_S = 0.2
 _POLL_S = 1.0
@@ -41,29 +42,34 @@ class RayEngine:
         self._summary = summary
         self._close: Callable[[], None] | None = close
         self._polled: ray.ObjectRef[bytes] | None = None
+        self._in_flight = InFlight()
 
     def add(self, request: AddRequest) -> None:
+        self._in_flight.add(request)
         self._scheduler.add.remote(request)
 
     def abort(self, req_id: str) -> None:
         self._scheduler.abort.remote(req_id)
 
     def poll(self, timeout_s: float) -> list[TokenDelta]:
-        """See ``EngineClient.poll``."""
-        deadline = time.monotonic() + timeout_s
-        deltas: list[TokenDelta] = []
-        while not deltas:
-            self._raise_if_dead()
-            left_s = max(0.0, deadline - time.monotonic())
-            deltas = self._poll_once(min(left_s, _SLICE_S))
-            if not left_s:
-                break
-        return deltas
+        """See ``EngineClient.poll``. What was in flight when the engine died ends with an error
+        first; the call after that raises.
+        """
+        try:
+            return self._in_flight.seen(self._poll(timeout_s))
+        except EngineDead as error:
+            lost = self._in_flight.end(str(error))
+            if not lost:
+                raise
+            return lost
 
     def stats(self) -> dict[str, float]:
         return self._reply(self._scheduler.stats.remote())
 
     def summary(self) -> EngineSummary:
+        """See ``EngineClient.summary``. Raises EngineDead if that is why requests have failed."""
+        if self._in_flight.num_errors:
+            self.stats()
         return self._summary
 
     def shutdown(self) -> None:
@@ -84,7 +90,18 @@ class RayEngine:
             ray.get(self._scheduler.stop.remote(), timeout=_STOP_S)
             ray.wait(self._runs, num_returns=len(self._runs), timeout=_STOP_S)
 
+    def _poll(self, timeout_s: float) -> list[TokenDelta]:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            left_s = max(0.0, deadline - time.monotonic())
+            deltas = self._poll_once(min(left_s, _SLICE_S))
+            if deltas or not left_s:
+                return deltas
+
     def _poll_once(self, timeout_s: float) -> list[TokenDelta]:
+        cause = self._supervisor.cause
+        if cause is not None:
+            _raise_dead(cause)
         # One question is always open, so that deltas need not wait to be asked for.
         if self._polled is None:
             self._polled = self._scheduler.poll.remote(_POLL_S)
@@ -98,11 +115,12 @@ class RayEngine:
         try:
             return ray.get(ref, timeout=_REPLY_S)
         except RayError as error:
+            # The supervisor knows better than a failed call what has happened, a moment later.
             cause = self._supervisor.await_cause()
-            text = cause.text if cause else f"the scheduler does not answer: {error}"
-            raise EngineDead(text) from error
+            if cause is not None:
+                _raise_dead(cause)
+            raise EngineDead(f"the scheduler does not answer: {error}") from error
 
-    def _raise_if_dead(self) -> None:
-        cause = self._supervisor.cause
-        if cause is not None:
-            raise EngineDead(cause.text)
+
+def _raise_dead(cause: Cause) -> NoReturn:
+    raise EngineDead(cause.text) from cause.error

@@ -168,7 +168,7 @@ class _Launch:
             done, pending = ray.wait(list(refs), num_returns=len(refs), timeout=_SLICE_S)
             cause = self.supervisor.cause
             if cause is not None:
-                raise StartError(cause.text)
+                raise StartError(cause.text) from cause.error
             if not pending:
                 return self._results(refs, self.supervisor)
             meanwhile()
@@ -178,7 +178,9 @@ class _Launch:
             return ray.get(list(refs))
         except Exception as error:
             cause = supervisor.await_cause()
-            raise StartError(cause.text if cause else str(error)) from error
+            if cause is None:
+                raise
+            raise StartError(cause.text) from cause.error or error
 
     def _tell(self, worker: RayMember) -> None:
         beat = worker.beat

@@ -1,5 +1,6 @@
 """An actor as the supervisor sees it: its long calls, its heartbeats, its end."""
 
+import re
 from contextlib import suppress
 from typing import Any
 
@@ -9,7 +10,7 @@ from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
 from lockstep.comm.errors import CommError
 from lockstep.launcher.processes import ProcessId
 from lockstep.launcher.rank_host import Beat
-from lockstep.launcher.supervise import Role, Sign
+from lockstep.launcher.supervise import Failure, Role, Sign
 
 
 class RayMember:
@@ -26,11 +27,11 @@ class RayMember:
 
     def call(self, method: str, *args: object) -> "ray.ObjectRef[Any]":
         """Call a method of the actor; the member has failed if it raises."""
-        ref = getattr(self.handle, method).remote(*args)
+        ref: ray.ObjectRef[Any] = getattr(self.handle, method).remote(*args)
         self._watched = [*self._watched, ref]
         return ref
 
-    def failure(self) -> tuple[Sign, str] | None:
+    def failure(self) -> Failure | None:
         done, _ = ray.wait(self._watched, num_returns=len(self._watched), timeout=0)
         for ref in done:
             try:
@@ -56,16 +57,19 @@ class RayMember:
         ray.kill(self.handle, no_restart=True)
 
 
-def describe(error: Exception) -> tuple[Sign, str]:
+def describe(error: Exception) -> Failure:
     """What an actor's error says about the actor."""
     if isinstance(error, ActorDiedError):
-        return Sign.DIED, f"died: {_first_lines(str(error))}"
+        return Failure(Sign.DIED, f"died: {_reason(str(error))}")
     if isinstance(error, RayActorError):
-        return Sign.DIED, f"cannot be reached: {_first_lines(str(error))}"
+        return Failure(Sign.DIED, f"cannot be reached: {_reason(str(error))}")
     cause = error.cause if isinstance(error, RayTaskError) else error
     sign = Sign.SAW_ANOTHER_FAIL if isinstance(cause, CommError) else Sign.RAISED
-    return sign, f"failed: {type(cause).__name__}: {cause}"
+    return Failure(sign, f"failed: {type(cause).__name__}: {cause}", error)
 
 
-def _first_lines(text: str) -> str:
-    return " ".join(line.strip() for line in text.splitlines()[:12] if line.strip())
+def _reason(text: str) -> str:
+    """Ray's report in one line, without the list of causes that it considers common."""
+    lines = [line.strip() for line in text.splitlines()]
+    told = " ".join(line for line in lines if line and not re.match(r"\w+: ", line))
+    return told.partition(" Some common causes")[0]

@@ -1,5 +1,6 @@
 """A connection to Ray: an own local cluster, ended with its engine, or one that was there."""
 
+import logging
 import os
 import secrets
 import signal
@@ -62,7 +63,7 @@ def open_session(*, num_ranks: int, device: str) -> RaySession:
     options = {} if address else _local_options(num_ranks, device)
     try:
         with _marked(os.environ, session.mark), _own_sigterm_handler():
-            ray.init(logging_level="WARNING", log_to_driver=True, **options)
+            ray.init(logging_level=logging.WARNING, log_to_driver=True, **options)
     except BaseException as error:
         session.close()
         if isinstance(error, AuthenticationError):

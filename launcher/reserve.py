@@ -64,7 +64,7 @@ class Reservation:
     def _diagnosis(self, timeout_s: float) -> str:
         name, ours = self.resource, {group.id.hex() for group in self.groups}
         total = sum(_per_node(name))
-        free = ray.available_resources().get(name, 0)
+        free = ray.available_resources()  # type: ignore[no-untyped-call].get(name, 0)
         held = [
             f"{entry['name'] or key} ({amount:g})"
             for key, entry in placement_group_table().items()
@@ -95,7 +95,7 @@ def others_of(process: int, mark: str) -> bool:
 def _per_node(resource: str) -> list[float]:
     return [
         node["Resources"][resource]
-        for node in ray.nodes()
+        for node in ray.nodes()  # type: ignore[no-untyped-call]
         if node["Alive"] and node["Resources"].get(resource)
     ]
 

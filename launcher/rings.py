@@ -45,8 +45,10 @@ class SchedulerRings:
         ]
 
     def close(self) -> None:
-        for end in (*self.plan_writers, *self.result_readers):
-            end.close()
+        for writer in self.plan_writers:
+            writer.close()
+        for reader in self.result_readers:
+            reader.close()
         for ring in (*self._plans, *self._results):
             ring.close()
 

@@ -49,12 +49,21 @@ class Sign(enum.IntEnum):
     SAW_ANOTHER_FAIL = 3
 
 
+class Failure(NamedTuple):
+    """How one process failed, in words that follow its name; and what it raised, if it did."""
+
+    sign: Sign
+    text: str
+    error: Exception | None = None
+
+
 class Cause(NamedTuple):
-    """A failure of one process, in words that name it."""
+    """The failure that an engine ends with, in words that name the process."""
 
     sign: Sign
     role: Role
     text: str
+    error: Exception | None = None
 
 
 class Member(Protocol):
@@ -68,9 +77,7 @@ class Member(Protocol):
         """None while it is not known, or if it is on another host."""
         ...
 
-    def failure(self) -> tuple[Sign, str] | None:
-        """How it failed, if it has."""
-        ...
+    def failure(self) -> Failure | None: ...
 
     def heard(self) -> bool:
         """True if a sign of life has come since the last call; asks for the next one."""
@@ -133,17 +140,18 @@ class Supervisor:
     def _tick(self, elapsed_s: float) -> list[Cause]:
         causes = []
         for index, member in enumerate(self._members):
-            sign = member.failure() or self._hung(index, member, elapsed_s)
-            if sign is not None:
-                causes.append(Cause(sign[0], member.role, f"{member.name} {sign[1]}"))
+            failure = member.failure() or self._hung(index, member, elapsed_s)
+            if failure is not None:
+                sign, text, error = failure
+                causes.append(Cause(sign, member.role, f"{member.name} {text}", error))
         return causes
 
-    def _hung(self, index: int, member: Member, elapsed_s: float) -> tuple[Sign, str] | None:
+    def _hung(self, index: int, member: Member, elapsed_s: float) -> Failure | None:
         silence_s = 0.0 if member.heard() else self._silence_s[index] + elapsed_s
         self._silence_s[index] = silence_s
         if silence_s < self._hang_s:
             return None
-        return Sign.HUNG, f"hangs: it has given no sign of life for {silence_s:.0f} s"
+        return Failure(Sign.HUNG, f"hangs: no sign of life for {silence_s:.0f} s")
 
     def _settle(self, causes: list[Cause]) -> Cause:
         deadline = time.monotonic() + SETTLE_S

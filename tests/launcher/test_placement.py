@@ -2,15 +2,15 @@
 
 import pytest
 
+from lockstep.launcher.actors import own_environment
 from lockstep.launcher.errors import ConfigError, PlacementError
 from lockstep.launcher.placement import Place, device_index, specs_from_places
 from lockstep.launcher.rank_env import (
     foreign_variables,
-    spec_from_env,
-    spec_from_torchrun,
+    read_seat,
+    spec_of_seat,
     torchrun_env_from_slurm,
 )
-from lockstep.launcher.rank_host import own_environment
 from lockstep.parallel.config import ParallelConfig
 
 UUID = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
@@ -51,6 +51,10 @@ def test_device_index_refuses_what_is_not_visible(gpu_id, visible, named):
     assert named in str(error.value)
 
 
+def spec_from_env(env, parallel, *, device):
+    return spec_of_seat(read_seat(env), parallel, device=device)
+
+
 def place(rank, gpu_ids=(), visible=None, node="a", boot="kernel"):
     return Place(
         node_id=node, host=f"host-{node}", pid=100 + rank, boot_id=boot,
@@ -81,10 +85,10 @@ def test_places_that_cannot_work_are_refused(places, message):
 
 
 def test_torchrun_variables_become_a_rank():
-    spec = spec_from_torchrun(TORCHRUN, TP2_DP2, device="cuda")
+    spec = spec_from_env(TORCHRUN, TP2_DP2, device="cuda")
     assert (spec.global_rank, spec.dp_rank, spec.tp_rank, spec.device) == (3, 1, 1, "cuda:3")
     assert (spec.master_addr, spec.master_port) == ("127.0.0.1", 29500)
-    assert spec_from_torchrun(TORCHRUN, TP2_DP2, device="cpu").device == "cpu"
+    assert spec_from_env(TORCHRUN, TP2_DP2, device="cpu").device == "cpu"
 
 
 def test_every_missing_variable_is_named():
@@ -150,7 +154,7 @@ def test_slurm_over_two_hosts_is_refused():
 def test_a_rank_owns_its_environment():
     env = {"RANK": "7", "SLURM_PROCID": "7", "MASTER_ADDR": "10.255.255.1", "HOME": "/root"}
     assert set(foreign_variables(env)) == {"RANK", "SLURM_PROCID", "MASTER_ADDR"}
-    spec = spec_from_torchrun(TORCHRUN, TP2_DP2, device="cpu")
+    spec = spec_from_env(TORCHRUN, TP2_DP2, device="cpu")
     own_environment(spec, env)
     assert "SLURM_PROCID" not in env and env["HOME"] == "/root"
     assert (env["RANK"], env["MASTER_ADDR"], env["WORLD_SIZE"]) == ("3", "127.0.0.1", "4")

@@ -10,7 +10,7 @@ import pytest
 
 from lockstep.launcher import supervise
 from lockstep.launcher.processes import ProcessId, end_processes, this_process, wait_gone
-from lockstep.launcher.supervise import Role, Sign, Supervisor
+from lockstep.launcher.supervise import Failure, Role, Sign, Supervisor
 
 
 class FakeMember:
@@ -63,17 +63,17 @@ def test_nothing_is_ended_while_all_is_well(supervisor, members):
 
 
 def test_the_sign_nearest_to_the_cause_wins_though_it_shows_last(supervisor, members):
-    members[2].sign = (Sign.SAW_ANOTHER_FAIL, "failed: rank 1 gave no result")
+    members[2].sign = Failure(Sign.SAW_ANOTHER_FAIL, "failed: rank 1 gave no result")
     time.sleep(0.05)
-    members[0].sign = (Sign.RAISED, "failed: CommError")
+    members[0].sign = Failure(Sign.RAISED, "failed: CommError")
     time.sleep(0.05)
-    members[1].sign = (Sign.DIED, "died: killed")
+    members[1].sign = Failure(Sign.DIED, "died: killed")
     cause = supervisor.await_cause()
-    assert cause == (Sign.DIED, Role.WORKER, "rank 1 died: killed")
+    assert cause[:3] == (Sign.DIED, Role.WORKER, "rank 1 died: killed")
 
 
 def test_all_that_die_with_a_rank_are_ended_though_ending_them_fails(supervisor, members):
-    members[0].sign = (Sign.RAISED, "failed")
+    members[0].sign = Failure(Sign.RAISED, "failed")
     assert supervisor.await_cause() is not None
     assert all(member.killed for member in members)
 
@@ -99,7 +99,7 @@ def test_processes_of_the_engine_are_gone_when_the_cause_is_told():
     member = FakeMember("rank 0", process=process)
     supervisor = Supervisor([member])
     supervisor.start()
-    member.sign = (Sign.RAISED, "failed")
+    member.sign = Failure(Sign.RAISED, "failed")
     assert supervisor.await_cause() is not None
     assert process.gone
     child.wait()

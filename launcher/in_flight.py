@@ -1,0 +1,29 @@
+"""Which requests of an engine have not ended, so that each ends once, whatever happens."""
+
+from lockstep.comm.messages import AddRequest, TokenDelta
+
+
+class InFlight:
+    """Requests between their ``add`` and the delta with their finish_reason, in order."""
+
+    def __init__(self) -> None:
+        self.num_errors = 0
+        self._req_ids: dict[str, None] = {}
+        self._ended = False
+
+    def add(self, request: AddRequest) -> None:
+        self._req_ids[request.req_id] = None
+
+    def seen(self, deltas: list[TokenDelta]) -> list[TokenDelta]:
+        """Note which requests end in ``deltas``; returns the deltas."""
+        for delta in deltas:
+            if delta.finish_reason is not None:
+                self.num_errors += delta.finish_reason == "error"
+                self._req_ids.pop(delta.req_id, None)
+        return deltas
+
+    def end(self, error: str) -> list[TokenDelta]:
+        """The last deltas of all requests in flight when an engine has died; once, then none."""
+        lost = [] if self._ended else list(self._req_ids)
+        self._ended = True
+        return self.seen([TokenDelta(each, finish_reason="error", error=error) for each in lost])
