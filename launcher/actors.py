@@ -16,11 +16,12 @@ from lockstep.launcher.logs import setup_logging
 from lockstep.launcher.placement import STORE_HOST, VISIBLE, Place
 from lockstep.launcher.processes import ProcessId, boot_id, this_process
 from lockstep.launcher.rank_env import foreign_variables
-from lockstep.launcher.rank_host import Beat, MakeWorker, RankHost
+from lockstep.launcher.rank_host import IDLE, Beat, MakeWorker, RankHost
 from lockstep.launcher.rings import RankRings
 from lockstep.launcher.scheduler_host import MakeDriver, SchedulerHost
 from lockstep.parallel.rank_spec import RankSpec
 from lockstep.worker.config import WorkerConfig
+from lockstep.worker.schedule.stats import SchedulerStats
 
 WORKER_GROUPS = {"control": 2}
 SCHEDULER_GROUPS = {"requests": 1, "deltas": 1, "control": 2}
@@ -88,12 +89,12 @@ class SchedulerActor:
         return encode_deltas(self._opened().poll(timeout_s))
 
     @ray.method(concurrency_group="control")
-    def stats(self) -> dict[str, float]:
+    def stats(self) -> SchedulerStats:
         return self._opened().stats()
 
     @ray.method(concurrency_group="control")
     def beat(self) -> Beat:
-        return Beat("scheduler")
+        return Beat(IDLE)
 
     @ray.method(concurrency_group="control")
     def stop(self) -> None:

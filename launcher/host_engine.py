@@ -9,6 +9,7 @@ from lockstep.launcher.engine import EngineSummary
 from lockstep.launcher.errors import EngineDead
 from lockstep.launcher.in_flight import InFlight
 from lockstep.launcher.scheduler_host import SchedulerHost
+from lockstep.worker.schedule.stats import SchedulerStats
 
 _STOP_S = 5.0
 
@@ -37,7 +38,7 @@ class HostEngine:
         except CommError as error:
             raise EngineDead(str(error)) from error
 
-    def stats(self) -> dict[str, float]:
+    def stats(self) -> SchedulerStats:
         return self._host.stats()
 
     def summary(self) -> EngineSummary:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# The stage of a rank that is not starting.
+IDLE = ""
+
 
 class RankWorker(Protocol):
     """The part of ``worker.loop.Worker`` that its host calls."""
@@ -60,7 +63,7 @@ class RankHost:
         self._make_worker = make_worker or JoinedWorker
         self._store = store
         self._worker: RankWorker | None = None
-        self._beat = Beat("created")
+        self._beat = Beat(IDLE)
 
     def serve_store(self, host: str) -> int:
         """Rank 0 only: bind the store of the rendezvous on a free port, which is returned."""
@@ -74,11 +77,10 @@ class RankHost:
         """Build everything; returns once this rank can serve."""
         setup_logging(rank_name(spec))
         claim_device(spec.device)
-        self._beat = Beat("connect")
         self._worker = self._make_worker(self._config, spec, self._store)
         with _failure_logged("start"):
             ready = self._worker.start(self._note)
-        self._beat = Beat("ready")
+        self._beat = Beat(IDLE)
         return ready
 
     def run(self, rings: RankRings) -> None:
@@ -86,14 +88,12 @@ class RankHost:
         assert self._worker is not None, "start comes before run"
         plans = RingReader(rings.plans, rings.reader_index)
         results = RingWriter(rings.results)
-        self._beat = Beat("serve")
         try:
             with _failure_logged("serve"):
                 self._worker.run(plans, results)
         finally:
             plans.close()
             results.close()
-        self._beat = Beat("stopped")
         self._worker.close()
 
     def beat(self) -> Beat:

@@ -14,6 +14,7 @@ from lockstep.launcher.engine import EngineSummary
 from lockstep.launcher.errors import EngineDead
 from lockstep.launcher.in_flight import InFlight
 from lockstep.launcher.supervise import Cause, Supervisor
+from lockstep.worker.schedule.stats import SchedulerStats
 
 _SLICE_S = 0.2
 _POLL_S = 1.0
@@ -63,8 +64,9 @@ class RayEngine:
                 raise
             return lost
 
-    def stats(self) -> dict[str, float]:
-        return self._reply(self._scheduler.stats.remote())
+    def stats(self) -> SchedulerStats:
+        stats: SchedulerStats = self._reply(self._scheduler.stats.remote())
+        return stats
 
     def summary(self) -> EngineSummary:
         """See ``EngineClient.summary``. Raises EngineDead if that is why requests have failed."""

@@ -6,8 +6,9 @@ The driver owns placement groups and actors, so that each can be replaced withou
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -20,7 +21,7 @@ from lockstep.launcher.guard import MARK
 from lockstep.launcher.logs import rank_name
 from lockstep.launcher.placement import Place, specs_from_places
 from lockstep.launcher.processes import boot_id
-from lockstep.launcher.rank_host import MakeWorker
+from lockstep.launcher.rank_host import IDLE, MakeWorker
 from lockstep.launcher.ray_engine import RayEngine
 from lockstep.launcher.ray_member import RayMember
 from lockstep.launcher.ray_session import RaySession, open_session
@@ -42,10 +43,10 @@ def launch_engine(
     placement_timeout_s: float,
 ) -> RayEngine:
     """See ``cluster.start_ray_engine``."""
-    began = time.monotonic()
-    session = open_session(num_ranks=resolved.world_size, device=resolved.device)
-    launch = _Launch(resolved, session, progress)
-    launch.stage_ended("ray", began)
+    seconds: dict[str, float] = {}
+    with _stage("ray", progress, seconds):
+        session = open_session(num_ranks=resolved.world_size, device=resolved.device)
+    launch = _Launch(resolved, session, progress, seconds)
     try:
         return launch.start(make_worker, make_driver, placement_timeout_s)
     except BaseException:
@@ -60,20 +61,25 @@ class _Launch:
     resolved: Resolved
     session: RaySession
     progress: Progress
+    seconds: dict[str, float]
     reservation: Reservation | None = None
     supervisor: Supervisor | None = None
-    seconds: dict[str, float] = field(default_factory=dict)
 
     def start(
         self, make_worker: MakeWorker | None, make_driver: MakeDriver | None, timeout_s: float
     ) -> RayEngine:
-        reservation = self._reserve(timeout_s)
-        workers, scheduler = self._create(reservation, make_worker, make_driver)
-        self.supervisor = Supervisor([*workers, scheduler])
-        self.supervisor.start()
-        places = self._locate(workers, scheduler)
+        with self._stage("placement"):
+            reservation = self._reserve(timeout_s)
+        with self._stage("actors"):
+            workers, scheduler = self._create(reservation, make_worker, make_driver)
+            self.supervisor = Supervisor([*workers, scheduler])
+            self.supervisor.start()
+            places = self._locate(workers, scheduler)
+        began = time.monotonic()
         ready = self._start_workers(workers, places)
-        runs = self._serve(workers, scheduler, ready)
+        self.seconds["workers"] = time.monotonic() - began
+        with self._stage("scheduler"):
+            runs = self._serve(workers, scheduler, ready)
         self.supervisor.serving()
         return RayEngine(
             scheduler=scheduler.handle,
@@ -99,12 +105,10 @@ class _Launch:
             logger.error("could not be ended: %s", ", ".join(left))
 
     def _reserve(self, timeout_s: float) -> Reservation:
-        began = time.monotonic()
         owner = owner_name(os.getpid(), self.session.mark)
         parallel, device = self.resolved.worker.parallel, self.resolved.device
         self.reservation = Reservation(parallel, owner=owner, device=device)
         self.reservation.wait(timeout_s, fixed_size=self.session.is_local)
-        self.stage_ended("placement", began)
         return self.reservation
 
     def _create(
@@ -126,7 +130,6 @@ class _Launch:
 
     def _locate(self, workers: list[RayMember], scheduler: RayMember) -> list[Place]:
         """Wait for the processes of all actors; learn which they are and what they were given."""
-        began = time.monotonic()
         asked = [worker.call("place") for worker in workers]
         *placed, process = self._wait([*asked, scheduler.call("process")])
         places = [place for place, _ in placed]
@@ -134,11 +137,9 @@ class _Launch:
             scheduler.process = process
             for worker, (_, own) in zip(workers, placed, strict=True):
                 worker.process = own
-        self.stage_ended("actors", began)
         return places
 
     def _start_workers(self, workers: list[RayMember], places: list[Place]) -> list[WorkerReady]:
-        began = time.monotonic()
         parallel, device = self.resolved.worker.parallel, self.resolved.device
         (port,) = self._wait([workers[0].call("serve_store")])
         specs = specs_from_places(places, parallel, device=device, port=port)
@@ -146,17 +147,14 @@ class _Launch:
             worker.name = rank_name(spec)
         starts = [w.call("start", spec) for w, spec in zip(workers, specs, strict=True)]
         ready: list[WorkerReady] = self._wait(starts, lambda: self._tell(workers[0]))
-        self.stage_ended("workers", began)
         return ready
 
     def _serve(
         self, workers: list[RayMember], scheduler: RayMember, ready: list[WorkerReady]
     ) -> list["ray.ObjectRef[Any]"]:
-        began = time.monotonic()
         (rings,) = self._wait([scheduler.call("open", ready)])
         scheduler.call("serve")
         runs = [w.call("run", own) for w, own in zip(workers, rings, strict=True)]
-        self.stage_ended("scheduler", began)
         return runs
 
     def _wait(
@@ -184,8 +182,18 @@ class _Launch:
 
     def _tell(self, worker: RayMember) -> None:
         beat = worker.beat
-        self.progress(beat.stage, beat.done, beat.total)
+        if beat.stage != IDLE:
+            self.progress(beat.stage, beat.done, beat.total)
 
-    def stage_ended(self, stage: str, began: float) -> None:
-        self.seconds[stage] = time.monotonic() - began
-        self.progress(stage, 1, 1)
+    def _stage(self, name: str) -> AbstractContextManager[None]:
+        return _stage(name, self.progress, self.seconds)
+
+
+@contextmanager
+def _stage(name: str, progress: Progress, seconds: dict[str, float]) -> Iterator[None]:
+    """Time it, and show its begin and its end."""
+    progress(name, 0, 1)
+    began = time.monotonic()
+    yield
+    seconds[name] = time.monotonic() - began
+    progress(name, 1, 1)

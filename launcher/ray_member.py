@@ -9,7 +9,7 @@ from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
 
 from lockstep.comm.errors import CommError
 from lockstep.launcher.processes import ProcessId
-from lockstep.launcher.rank_host import Beat
+from lockstep.launcher.rank_host import IDLE, Beat
 from lockstep.launcher.supervise import Failure, Role, Sign
 
 
@@ -21,7 +21,7 @@ class RayMember:
         self.name = name
         self.handle = handle
         self.process: ProcessId | None = None
-        self.beat = Beat("created")
+        self.beat = Beat(IDLE)
         self._watched: list[ray.ObjectRef[Any]] = []
         self._asked: ray.ObjectRef[Beat] | None = None
 

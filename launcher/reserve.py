@@ -63,8 +63,8 @@ class Reservation:
 
     def _diagnosis(self, timeout_s: float) -> str:
         name, ours = self.resource, {group.id.hex() for group in self.groups}
-        total = sum(_per_node(name))
-        free = ray.available_resources()  # type: ignore[no-untyped-call].get(name, 0)
+        per_node = _per_node(name)
+        unused = ray.available_resources()  # type: ignore[no-untyped-call]
         held = [
             f"{entry['name'] or key} ({amount:g})"
             for key, entry in placement_group_table().items()
@@ -72,8 +72,8 @@ class Reservation:
         ]
         return (
             f"the ranks found no place within {timeout_s:g} s: need {len(self.groups)} x "
-            f"{self._tp_size} {name}, each {self._tp_size} on one host; have {total:g} {name} on "
-            f"{len(_per_node(name))} host(s) {[int(n) for n in _per_node(name)]}, {free:g} free; "
+            f"{self._tp_size} {name}, each {self._tp_size} on one host; have "
+            f"{sum(per_node):g} {name} on {len(per_node)} host(s), {unused.get(name, 0):g} free; "
             f"held by {', '.join(held) or 'no other placement group'}. `ray status` shows more."
         )
 

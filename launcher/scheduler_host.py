@@ -11,6 +11,7 @@ from lockstep.comm.messages import AddRequest, TokenDelta, WorkerReady
 from lockstep.comm.ring import RingReader, RingWriter
 from lockstep.launcher.rings import RankRings, SchedulerRings
 from lockstep.worker.config import WorkerConfig
+from lockstep.worker.schedule.stats import SchedulerStats
 
 
 class Driver(Protocol):
@@ -19,7 +20,7 @@ class Driver(Protocol):
     def add(self, request: AddRequest) -> None: ...
     def abort(self, req_id: str) -> None: ...
     def poll_deltas(self, timeout_s: float = 0.0) -> list[TokenDelta]: ...
-    def stats(self) -> dict[str, float]: ...
+    def stats(self) -> SchedulerStats: ...
     def run(self, stop: Event) -> None: ...
 
 
@@ -64,7 +65,7 @@ class SchedulerHost:
         """Deltas so far; waits up to ``timeout_s`` for the first."""
         return self._driver.poll_deltas(timeout_s)
 
-    def stats(self) -> dict[str, float]:
+    def stats(self) -> SchedulerStats:
         return self._driver.stats()
 
     def stop(self) -> None:

@@ -23,6 +23,7 @@ from lockstep.comm.messages import (
     pack_ids,
     unpack_ids,
 )
+from lockstep.worker.schedule.stats import SchedulerStats
 
 STEP_S = 0.01
 
@@ -132,7 +133,8 @@ class FakeDriver:
         return [self._deltas.popleft() for _ in range(len(self._deltas))]
 
     def stats(self):
-        return {"steps": float(self._steps)}
+        steps = {"EAGER": self._steps}
+        return SchedulerStats([], steps, self._steps, 0, {}, 0, 0)
 
     def run(self, stop: Event):
         while not stop.is_set():

@@ -104,7 +104,7 @@ def test_every_missing_variable_is_named():
         ("RANK", "x", "RANK must be an integer .* got 'x'"),
         ("LOCAL_RANK", "-1", "LOCAL_RANK must be"),
         ("MASTER_PORT", "0", r"MASTER_PORT must be an integer in \[1, 65536\)"),
-        ("WORLD_SIZE", "3", "WORLD_SIZE is 3, but .* needs 4 ranks"),
+        ("WORLD_SIZE", "8", "WORLD_SIZE is 8, but .* needs 4 ranks"),
         ("LOCAL_WORLD_SIZE", "2", "LOCAL_WORLD_SIZE is 2 of WORLD_SIZE 4"),
     ],
 )

@@ -21,6 +21,7 @@ from lockstep.worker.schedule.comparison import ResultComparison
 from lockstep.worker.schedule.group import StepInFlight
 from lockstep.worker.schedule.inbox import Inbox, Outbox
 from lockstep.worker.schedule.scheduler import Scheduler
+from lockstep.worker.schedule.stats import SchedulerStats
 
 STEP_TIMEOUT_S = 30.0
 _FIRST_SLEEP_S = 20e-6
@@ -103,8 +104,8 @@ class SchedulerDriver:
         """
         return self._outbox.take(timeout_s)
 
-    def stats(self) -> dict[str, float]:
-        return self._scheduler.stats().flat()
+    def stats(self) -> SchedulerStats:
+        return self._scheduler.stats()
 
     def run(self, stop: Event) -> None:
         """Plan and commit until ``stop`` is set, then tell the ranks to stop.
