@@ -1,7 +1,6 @@
 """What ranks communicate, in order: recorded, compared before launch, compared after capture."""
 
 import hashlib
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import zip_longest
@@ -9,6 +8,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from lockstep.comm.compare import odd_one_out
 from lockstep.comm.errors import RankMismatch
 
 
@@ -104,51 +104,46 @@ def compare_ledgers(
     Raises:
         RankMismatch: on every rank; names rank, descriptor and first differing entry.
     """
-    found = over.all_gather_object((descriptor, len(entries), _digest(entries)), timeout_s)
-    if all(other == found[0] for other in found):
+    found = over.all_gather_object((descriptor, _digest(entries)), timeout_s)
+    odd = odd_one_out([tuple(key) for key in found])
+    if odd is None:
         return
     ledgers = [
         (name, [LedgerEntry(*row) for row in rows])
         for name, rows in over.all_gather_object((descriptor, entries), timeout_s)
     ]
-    raise RankMismatch(_first_difference(ledgers, over.ranks))
+    sides = [(over.ranks[index], *ledgers[index]) for index in odd]
+    raise RankMismatch(_first_difference(*sides))
 
 
 def _compare_one(
     entry: LedgerEntry | None, position: int, over: HostExchange, descriptor: str, timeout_s: float
 ) -> None:
     found = over.all_gather_object((descriptor, position, entry), timeout_s)
-    if all(other == found[0] for other in found):
-        return
     rows = [(name, number, row and LedgerEntry(*row)) for name, number, row in found]
-    usual = Counter(rows).most_common(1)[0][0]
-    odd = next(index for index, row in enumerate(rows) if row != usual)
-    raise RankMismatch(
-        f"rank {over.ranks[odd]} is about to launch {_said(rows[odd])}; "
-        f"rank {over.ranks[rows.index(usual)]} {_said(usual)}"
+    odd = odd_one_out(rows)
+    if odd is not None:
+        said = [f"rank {over.ranks[index]} {_said(*rows[index])}" for index in odd]
+        raise RankMismatch(f"ranks are about to launch different work: {said[0]}, {said[1]}")
+
+
+def _said(descriptor: str, position: int, entry: LedgerEntry | None) -> str:
+    return f"operation {position} at {descriptor}: {entry or 'nothing more'}"
+
+
+_Side = tuple[int, str, list[LedgerEntry]]
+
+
+def _first_difference(odd: _Side, usual: _Side) -> str:
+    counts = ", ".join(
+        f"rank {rank} recorded {len(entries)} operations at {descriptor}"
+        for rank, descriptor, entries in (odd, usual)
     )
-
-
-def _said(row: tuple[str, int, LedgerEntry | None]) -> str:
-    name, position, entry = row
-    what = "nothing more" if entry is None else str(entry)
-    return f"operation {position} at {name}: {what}"
-
-
-def _first_difference(ledgers: list[tuple[str, list[LedgerEntry]]], ranks: tuple[int, ...]) -> str:
-    keys = [(name, _digest(entries)) for name, entries in ledgers]
-    usual = keys.index(Counter(keys).most_common(1)[0][0])
-    odd = next(index for index, key in enumerate(keys) if key != keys[usual])
-    (name, entries), (usual_name, usual_entries) = ledgers[odd], ledgers[usual]
-    counts = (
-        f"rank {ranks[odd]} recorded {len(entries)} operations at {name}, "
-        f"rank {ranks[usual]} {len(usual_entries)} at {usual_name}"
-    )
-    for position, (ours, theirs) in enumerate(zip_longest(entries, usual_entries)):
+    for position, (ours, theirs) in enumerate(zip_longest(odd[2], usual[2])):
         if ours != theirs:
             return (
                 f"{counts}; first difference at operation {position}: "
-                f"rank {ranks[odd]} {ours or 'nothing'}, rank {ranks[usual]} {theirs or 'nothing'}"
+                f"rank {odd[0]} {ours or 'nothing'}, rank {usual[0]} {theirs or 'nothing'}"
             )
     return counts
 

@@ -1,0 +1,149 @@
+"""Captures the graphs of a manifest on all ranks alike, and replays them."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from lockstep.comm.errors import CommError
+from lockstep.comm.ledger import compare_ledgers
+from lockstep.parallel.topology import Topology
+from lockstep.worker.graphs.agreement import compare_manifests
+from lockstep.worker.graphs.backend import Captured, CaptureSession, GraphBackend
+from lockstep.worker.graphs.dispatch import BatchDescriptor
+from lockstep.worker.graphs.errors import CaptureFailed, GraphError
+from lockstep.worker.graphs.manifest import Manifest
+from lockstep.worker.graphs.statics import AddressBook, StaticState
+
+Parts = Mapping[str, Callable[[], None]]
+Build = Callable[[BatchDescriptor], Parts]
+Progress = Callable[[int, int], None]
+
+# Ranks that differ must all have said so and be gone within 30 seconds.
+_DEADLINE_S = 20.0
+
+
+@dataclass(slots=True)
+class GraphRecord:
+    """One descriptor's graphs: parts by name, what they cost and hold, how often each replayed."""
+
+    parts: dict[str, Captured]
+    seconds: float
+    num_bytes: int
+    num_operations: int
+    num_replays: dict[str, int]
+
+
+class GraphRunner:
+    """Owner of all graphs of a rank; they are captured once, in the manifest's order."""
+
+    def __init__(self, backend: GraphBackend, topology: Topology) -> None:
+        self._backend = backend
+        self._topology = topology
+        self._records: dict[BatchDescriptor, GraphRecord] = {}
+        self._book: AddressBook | None = None
+
+    @property
+    def records(self) -> Mapping[BatchDescriptor, GraphRecord]:
+        return self._records
+
+    def capture_all(
+        self,
+        manifest: Manifest,
+        build: Build,
+        state: StaticState,
+        progress: Progress | None = None,
+    ) -> None:
+        """Warm up and capture every entry. All ranks of the lockstep group call this together.
+
+        Args:
+            build: gives the named parts of a descriptor; each reads and writes only ``state``.
+            progress: called with (done, total).
+
+        Raises:
+            GraphError: there are graphs already; release them first, as a set.
+            RankMismatch: ranks differ in manifest or communication; raised on all of them.
+            CaptureFailed: a part raised; names the descriptor, its error is the cause.
+        """
+        if self._records:
+            raise GraphError("graphs are captured once: release them all before capturing again")
+        compare_manifests(manifest, self._topology.lockstep)
+        book, records = AddressBook(state), {}
+        with self._backend.session() as session:
+            for done, entry in enumerate(manifest.entries):
+                if progress is not None:
+                    progress(done, len(manifest.entries))
+                records[entry.descriptor] = self._capture(session, entry.descriptor, build)
+        self._book, self._records = book, records
+
+    def captured(self, descriptor: BatchDescriptor, part: str) -> bool:
+        record = self._records.get(descriptor)
+        return record is not None and part in record.parts
+
+    def replay(self, descriptor: BatchDescriptor, part: str) -> None:
+        """Launch one part. Never captures.
+
+        Raises:
+            StaleGraphError: a static tensor has moved; names it.
+            GraphError: no plan ordered this graph.
+        """
+        record = self._records.get(descriptor)
+        if record is None or part not in record.parts or self._book is None:
+            raise GraphError(f"{part} of {_name(descriptor)} was not captured, and is not now")
+        self._book.check()
+        record.parts[part].replay()
+        record.num_replays[part] += 1
+
+    def release(self) -> None:
+        """Drop all graphs. Comes before the topology is destroyed."""
+        self._records.clear()
+        self._book = None
+        self._backend.release()
+
+    def _capture(
+        self, session: CaptureSession, descriptor: BatchDescriptor, build: Build
+    ) -> GraphRecord:
+        started, before = time.perf_counter(), session.used_bytes()
+        with self._reporting(descriptor):
+            parts = build(descriptor)
+            self._warm_up(session, descriptor, parts)
+        # A watchdog that polls events of eager work breaks a capture, and a peer still in eager
+        # work would meet a rank that records. So: all work done, forgotten, and everybody here.
+        session.idle()
+        self._topology.retire()
+        self._topology.lockstep.barrier(_DEADLINE_S)
+        with self._reporting(descriptor), self._topology.ledger.recorded() as ledger:
+            captured = {part: session.capture(fn) for part, fn in parts.items()}
+        compare_ledgers(ledger, self._topology.lockstep, _name(descriptor), _DEADLINE_S)
+        return GraphRecord(
+            parts=captured,
+            seconds=time.perf_counter() - started,
+            num_bytes=session.used_bytes() - before,
+            num_operations=len(ledger),
+            num_replays=dict.fromkeys(captured, 0),
+        )
+
+    def _warm_up(self, session: CaptureSession, descriptor: BatchDescriptor, parts: Parts) -> None:
+        """Once eagerly, each operation compared over ranks before it can block any of them."""
+        topology = self._topology
+        for part, fn in parts.items():
+            with topology.ledger.compared_before_launch(
+                topology.lockstep, f"{_name(descriptor)}, {part}", _DEADLINE_S
+            ):
+                session.warm_up(fn)
+
+    @contextmanager
+    def _reporting(self, descriptor: BatchDescriptor) -> Iterator[None]:
+        """Turn what a part raises into CaptureFailed, and tell the peers without a collective."""
+        try:
+            yield
+        except CommError:
+            raise
+        except Exception as error:
+            self._topology.give_up(error)
+            name = type(error).__name__
+            raise CaptureFailed(f"at {_name(descriptor)}: {name}: {error}") from error
+
+
+def _name(descriptor: BatchDescriptor) -> str:
+    return f"size {descriptor.num_tokens}"
