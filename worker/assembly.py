@@ -7,6 +7,7 @@ import torch
 from lockstep.parallel.shard import HeadLayout
 from lockstep.worker.attention.base import AttentionBackend, AttentionSizes, create_backend
 from lockstep.worker.config import ScheduleConfig, WorkerConfig
+from lockstep.worker.graphs.runner import GraphRunner
 from lockstep.worker.kv_cache import KVCache, KVLayout
 from lockstep.worker.lanes import LaneTable
 from lockstep.worker.model_runner import RunnerParts
@@ -16,6 +17,7 @@ from lockstep.worker.sampler import Sampler
 from lockstep.worker.sampling_state import LaneSampling
 from lockstep.worker.state import StepState
 from lockstep.worker.step import Step
+from lockstep.worker.step_graphs import StepGraphs
 from lockstep.worker.step_inputs import StepInputs
 from lockstep.worker.upload import Uploader
 
@@ -75,7 +77,11 @@ def build_attention(config: WorkerConfig, device: torch.device) -> AttentionBack
 
 
 def build_parts(
-    config: WorkerConfig, topology: "Topology", model: DecoderModel, kv: KVCache
+    config: WorkerConfig,
+    topology: "Topology",
+    model: DecoderModel,
+    kv: KVCache,
+    graph_runner: GraphRunner,
 ) -> RunnerParts:
     """Everything a ModelRunner drives, allocated at its largest size."""
     schedule, device = config.schedule, kv.storage.device
@@ -97,14 +103,17 @@ def build_parts(
         vocab_size=config.model.vocab_size,
         device=device,
     )
+    inputs = StepInputs(state, kv.block_size, schedule.max_model_len)
+    step = Step(model, kv, state, Sampler(sampling, topology.tp), lockstep)
     return RunnerParts(
         spec=topology.spec,
         state=state,
         sampling=sampling,
         lanes=LaneTable(max_lanes, width),
         upload=Uploader(_upload_capacity(schedule), _CALLS_PER_PLAN * depth, device),
-        inputs=StepInputs(state, kv.block_size, schedule.max_model_len),
-        step=Step(model, kv, state, Sampler(sampling, topology.tp), lockstep),
+        inputs=inputs,
+        step=step,
+        graphs=StepGraphs(graph_runner, step, inputs, sampling),
     )
 
 

@@ -86,6 +86,7 @@ class Worker:
     def close(self) -> None:
         """Release graphs, then memory; communicators that graphs hold must live until then."""
         if self._started is not None:
+            self._started.graphs.release()
             self._started.memory.close()
             self._started = None
             gc.unfreeze()

@@ -7,6 +7,7 @@ import numpy as np
 
 from lockstep.comm.messages import ReplicaPlan, StepPlan
 from lockstep.parallel.rank_spec import RankSpec
+from lockstep.worker.graphs.mode import RunMode
 from lockstep.worker.host_logprobs import HostLogprobs, lanes_with_logprobs
 from lockstep.worker.lanes import LaneTable
 from lockstep.worker.results import HostRow, PendingStep, StepIdentity
@@ -14,6 +15,7 @@ from lockstep.worker.sampler import SampleOutput
 from lockstep.worker.sampling_state import LaneSampling
 from lockstep.worker.state import StepState
 from lockstep.worker.step import Step
+from lockstep.worker.step_graphs import StepGraphs
 from lockstep.worker.step_inputs import StepInputs
 from lockstep.worker.upload import Uploader
 
@@ -29,6 +31,7 @@ class RunnerParts:
     upload: Uploader
     inputs: StepInputs
     step: Step
+    graphs: StepGraphs
 
 
 class ModelRunner:
@@ -81,18 +84,22 @@ class ModelRunner:
             sampled = self._run_mixed(replica, query_lens)
         else:
             sampled = self._run_decode(plan, replica)
-        if sampled.logprobs is None:
+        if sampled is None or sampled.logprobs is None:
             return None
         wanted = lanes_with_logprobs(self._parts.sampling, replica.num_lanes)
         return HostLogprobs(sampled.logprobs, wanted)
 
-    def _run_decode(self, plan: StepPlan, replica: ReplicaPlan) -> SampleOutput:
+    def _run_decode(self, plan: StepPlan, replica: ReplicaPlan) -> SampleOutput | None:
         num_lanes = plan.agreement.num_tokens_padded or max(1, replica.num_lanes)
         parts = self._parts
+        variant = parts.sampling.variant()
+        if plan.agreement.run_mode == RunMode.FULL:
+            parts.graphs.body(num_lanes)
+            return parts.graphs.tail(num_lanes, variant)
         parts.step.body(parts.inputs.decode(num_lanes))
-        return parts.step.tail(num_lanes, parts.sampling.variant())
+        return parts.step.tail(num_lanes, variant)
 
-    def _run_mixed(self, replica: ReplicaPlan, query_lens: list[int]) -> SampleOutput:
+    def _run_mixed(self, replica: ReplicaPlan, query_lens: list[int]) -> SampleOutput | None:
         parts = self._parts
         chunk_ids, token_lanes, from_chunk = parts.upload.send(*_tokens(replica, query_lens))
         starts = np.cumsum([0, *query_lens])
@@ -103,7 +110,7 @@ class ModelRunner:
         # 1 would say that every row has exactly one query, which idle lanes have not.
         longest = max(2, *query_lens)
         parts.step.body(parts.inputs.mixed(chunk_ids, token_lanes, from_chunk, longest))
-        return parts.step.tail(replica.num_lanes, parts.sampling.variant())
+        return parts.graphs.tail(replica.num_lanes, parts.sampling.variant())
 
     def _pending(
         self, plan: StepPlan, step_id: int, num_lanes: int, logprobs: HostLogprobs | None

@@ -7,6 +7,7 @@ import torch
 
 from lockstep.comm.errors import RankMismatch
 from lockstep.comm.messages import StepResult
+from lockstep.worker.events import DeviceEvent
 from lockstep.worker.host_logprobs import HostLogprobs
 from lockstep.worker.output_ring import (
     NOT_FINITE,
@@ -29,23 +30,21 @@ class HostRow:
         device = ring.rows.device
         cuda = device.type == "cuda"
         self._host = torch.empty(ring.rows.shape[1:], dtype=torch.int32, pin_memory=cuda)
-        self._copied = torch.cuda.Event() if cuda else None
+        self._copied = DeviceEvent(device)
         self.in_use = False
 
     def start(self, ring: OutputRing, step: int) -> None:
         assert not self.in_use, "a result was not read before its host row came round again"
         self.in_use = True
         self._host.copy_(ring.row(step), non_blocking=True)
-        if self._copied is not None:
-            self._copied.record()
+        self._copied.record()
 
     def ready(self) -> bool:
-        return self._copied is None or self._copied.query()
+        return self._copied.passed()
 
     def take(self) -> np.ndarray:
         """[3, max_lanes] int32, waiting if need be; the row may then be used again."""
-        if self._copied is not None:
-            self._copied.synchronize()
+        self._copied.wait()
         self.in_use = False
         row: np.ndarray = self._host.numpy().copy()
         return row

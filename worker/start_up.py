@@ -12,12 +12,19 @@ from lockstep.comm.messages import WorkerReady
 from lockstep.parallel.rank_spec import RankSpec
 from lockstep.worker.assembly import build_model, build_parts, kv_layout
 from lockstep.worker.config import WorkerConfig
+from lockstep.worker.graphs.agreement import compare_manifests
+from lockstep.worker.graphs.cuda import CudaBackend
 from lockstep.worker.graphs.dispatch import Dispatcher, create_dispatcher
-from lockstep.worker.kv_cache import KVCache, fixed_num_blocks
+from lockstep.worker.graphs.host import HostBackend
+from lockstep.worker.graphs.manifest import build_manifest
+from lockstep.worker.graphs.runner import GraphRunner
+from lockstep.worker.kv_cache import fixed_num_blocks
 from lockstep.worker.kv_memory import FixedMemory, KVMemory, MappedMemory
-from lockstep.worker.model_runner import ModelRunner
+from lockstep.worker.model_runner import ModelRunner, RunnerParts
 from lockstep.worker.models.decoder import DecoderModel
+from lockstep.worker.self_check import SelfCheck
 from lockstep.worker.stages import Progress, Stages
+from lockstep.worker.step_graphs import StepGraphs
 from lockstep.worker.threads import set_thread_counts
 from lockstep.worker.warm_up import warm_up_plans
 
@@ -35,6 +42,7 @@ class Started:
     """A rank that can serve."""
 
     runner: ModelRunner
+    graphs: StepGraphs
     memory: KVMemory
     dispatcher: Dispatcher
     ready: WorkerReady
@@ -59,18 +67,26 @@ class StartUp:
 
     def run(self) -> Started:
         """Raises ValueError if the configuration cannot be served, CommError if ranks differ."""
+        config, stages = self._config, self._stages
         set_thread_counts(self._device, self._spec.world_size)
-        stages = self._stages
         with stages.stage("load"):
             model = self._load()
         with stages.stage("kernels"):
             memory = self._open_memory(model)
-            runner = self._assemble(model, memory.cache)
+            parts = build_parts(config, self._topology, model, memory.cache, self._graph_runner())
+            runner = ModelRunner(parts, self._spec.dp_rank % config.parallel.lockstep_dp_size)
             self._warm_up(runner)
+        with stages.stage("capture"):
+            self._capture(parts)
+            runner.clear()
+            if self._device.type == "cuda":
+                # Capture emptied the allocator's caches: fill them before the KV cache comes.
+                self._warm_up(runner)
         with stages.stage("mapping"):
             num_blocks = self._agreed(memory.num_blocks_left())
             memory.cache.grow(num_blocks)
-        return Started(runner, memory, self._dispatcher, self._ready(num_blocks))
+        ready = self._ready(parts.graphs, num_blocks)
+        return Started(runner, parts.graphs, memory, self._dispatcher, ready)
 
     def _load(self) -> DecoderModel:
         from lockstep.worker.weights.load import load_weights
@@ -92,9 +108,23 @@ class StartUp:
         all_num_blocks: list[int] = self._topology.lockstep.all_gather_object(num_blocks)
         return min(all_num_blocks)
 
-    def _assemble(self, model: DecoderModel, kv: KVCache) -> ModelRunner:
-        parts = build_parts(self._config, self._topology, model, kv)
-        return ModelRunner(parts, self._spec.dp_rank % self._config.parallel.lockstep_dp_size)
+    def _graph_runner(self) -> GraphRunner:
+        cuda = self._device.type == "cuda"
+        backend = CudaBackend(self._device) if cuda else HostBackend()
+        return GraphRunner(backend, self._topology)
+
+    def _capture(self, parts: RunnerParts) -> None:
+        topology = self._topology
+        manifest = build_manifest(self._dispatcher, self._choices())
+        compare_manifests(manifest, topology.lockstep)
+        parts.graphs.capture(
+            manifest, lambda done, total: self._stages.tell("capture", done, total)
+        )
+        SelfCheck(parts.graphs, parts.step, parts.inputs).run(self._config.model.vocab_size)
+
+    def _choices(self) -> dict[str, str]:
+        """What was chosen by measurement; it must be the same on all ranks."""
+        return {"all_reduce/tp": self._topology.tp.all_reduce_choice}
 
     def _warm_up(self, runner: ModelRunner) -> None:
         schedule = self._config.schedule
@@ -108,7 +138,7 @@ class StartUp:
                 pending.discard()
         runner.clear()
 
-    def _ready(self, num_blocks: int) -> WorkerReady:
+    def _ready(self, graphs: StepGraphs, num_blocks: int) -> WorkerReady:
         return WorkerReady(
             global_rank=self._spec.global_rank,
             pid=os.getpid(),
@@ -116,7 +146,7 @@ class StartUp:
             device=self._spec.device,
             num_blocks=num_blocks,
             graph_mode=self._dispatcher.mode,
-            num_graphs=0,
+            num_graphs=graphs.num_graphs,
             stage_seconds=self._stages.seconds,
             memory_bytes=self._stages.memory_bytes,
         )

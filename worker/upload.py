@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.worker.events import DeviceEvent
+
 Numbers = Sequence[int] | np.ndarray
 
 
@@ -26,7 +28,7 @@ class Uploader:
         self._hosts = [
             torch.empty(capacity, dtype=torch.int64, pin_memory=cuda) for _ in range(depth)
         ]
-        self._copied = [torch.cuda.Event() if cuda else None for _ in range(depth)]
+        self._copied = [DeviceEvent(device) for _ in range(depth)]
         self._device = torch.empty(capacity, dtype=torch.int64, device=device)
         self._turn = 0
 
@@ -34,13 +36,10 @@ class Uploader:
         """int64 views on the device, one a list, valid until the next call on this stream."""
         turn = self._turn
         self._turn = (turn + 1) % len(self._hosts)
-        copied = self._copied[turn]
-        if copied is not None:
-            copied.synchronize()
+        self._copied[turn].wait()
         total = _pack(self._hosts[turn].numpy(), lists)
         self._device[:total].copy_(self._hosts[turn][:total], non_blocking=True)
-        if copied is not None:
-            copied.record()
+        self._copied[turn].record()
         return list(torch.split(self._device[:total], [len(numbers) for numbers in lists]))
 
 

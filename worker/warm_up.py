@@ -39,7 +39,7 @@ def warm_up_plans(schedule: ScheduleConfig, num_tokens: int, num_replicas: int) 
     """
     wide = _spread(num_tokens, min(schedule.max_num_seqs, num_tokens))
     long = _spread(num_tokens, -(-num_tokens // schedule.max_model_len))
-    plans = []
+    plans: list[StepPlan] = []
     for lens in (wide, long) if wide != long else (wide,):
         fitting = [min(length, schedule.max_model_len - 1) for length in lens]
         for sampling in SAMPLING_OPTIONS:

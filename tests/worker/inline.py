@@ -1,15 +1,15 @@
 """Scheduler and one worker in one process, turn by turn: the plainest way to serve."""
 
 from collections import deque
-from types import SimpleNamespace
 
 import msgspec
-from rig import BLOCK_SIZE, MAX_LANES, MAX_MODEL_LEN, TINY, Alone
+from rig import BLOCK_SIZE, MAX_LANES, MAX_MODEL_LEN, TINY
 
 from lockstep.comm.messages import AddRequest, TokenDelta, pack_ids, unpack_ids
 from lockstep.comm.sampling import SamplingParams
 from lockstep.parallel.config import ParallelConfig
 from lockstep.parallel.rank_spec import RankSpec
+from lockstep.parallel.topology import Topology
 from lockstep.worker.config import CacheConfig, GraphConfig, ScheduleConfig, WorkerConfig
 from lockstep.worker.loop import Worker
 from lockstep.worker.schedule.scheduler import Scheduler
@@ -50,8 +50,8 @@ def worker_config(
     )
 
 
-def alone_topology() -> SimpleNamespace:
-    return SimpleNamespace(spec=SPEC, world=Alone(), tp=Alone(), dp=Alone(), lockstep=Alone())
+def alone_topology() -> Topology:
+    return Topology.single("cpu")
 
 
 def make_scheduler(config: WorkerConfig, num_blocks: int) -> Scheduler:
@@ -83,7 +83,7 @@ class Served:
                 self.finish[delta.req_id] = delta.finish_reason
 
 
-def serve(config: WorkerConfig, requests: list[AddRequest]) -> tuple[Served, Scheduler]:
+def serve(config: WorkerConfig, requests: list[AddRequest]) -> tuple[Served, Scheduler, Worker]:
     """Run all requests to their end, with results held back as long as the scheduler allows."""
     worker = Worker(config, SPEC, alone_topology())
     ready = worker.start()
@@ -93,7 +93,7 @@ def serve(config: WorkerConfig, requests: list[AddRequest]) -> tuple[Served, Sch
     served = run_turns(worker, scheduler)
     scheduler.check_conserved()
     worker.close()
-    return served, scheduler
+    return served, scheduler, worker
 
 
 def run_turns(worker: Worker, scheduler: Scheduler) -> Served:

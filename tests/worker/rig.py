@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from lockstep.comm.collectives import Communicator
 from lockstep.comm.messages import (
     Chunk,
     JoinLane,
@@ -17,10 +18,15 @@ from lockstep.comm.messages import (
 )
 from lockstep.comm.sampling import SamplingParams
 from lockstep.parallel.rank_spec import RankSpec
+from lockstep.parallel.topology import Topology
 from lockstep.worker.attention.base import AttentionSizes, create_backend
 from lockstep.worker.config import ModelConfig
 from lockstep.worker.forward import AttentionMetadata, ForwardInputs
+from lockstep.worker.graphs.dispatch import BatchDescriptor
+from lockstep.worker.graphs.host import HostBackend
+from lockstep.worker.graphs.manifest import Manifest, ManifestEntry
 from lockstep.worker.graphs.mode import RunMode
+from lockstep.worker.graphs.runner import GraphRunner
 from lockstep.worker.kv_cache import KVCache, KVLayout
 from lockstep.worker.lanes import LaneTable
 from lockstep.worker.model_runner import ModelRunner, RunnerParts
@@ -29,6 +35,7 @@ from lockstep.worker.sampler import Sampler
 from lockstep.worker.sampling_state import LaneSampling
 from lockstep.worker.state import StepState
 from lockstep.worker.step import Step
+from lockstep.worker.step_graphs import StepGraphs
 from lockstep.worker.step_inputs import StepInputs
 from lockstep.worker.upload import Uploader
 
@@ -50,23 +57,6 @@ MAX_LANES = 6
 GREEDY = SamplingParams(temperature=0.0, max_tokens=64)
 
 
-class Alone:
-    """The communicator of a rank without peers."""
-
-    size = 1
-    rank = 0
-    ranks = (0,)
-
-    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        return x
-
-    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        return x.unsqueeze(0)
-
-    def all_gather_object(self, obj: object) -> list[object]:
-        return [obj]
-
-
 def tiny_model(config: ModelConfig = TINY, device: str = "cpu", seed: int = 0) -> DecoderModel:
     """Weights large enough that greedy tokens differ from prompt to prompt."""
     sizes = AttentionSizes(
@@ -81,7 +71,9 @@ def tiny_model(config: ModelConfig = TINY, device: str = "cpu", seed: int = 0) -
         device=torch.device(device),
     )
     backend = create_backend("auto", sizes)
-    model = DecoderModel(config, Alone(), backend, torch.device(device), torch.float32)
+    model = DecoderModel(
+        config, Communicator.single(), backend, torch.device(device), torch.float32
+    )
     generator = torch.Generator().manual_seed(seed)
     for name, weight in sorted(model.named_parameters()):
         noise = torch.randn(weight.shape, generator=generator)
@@ -94,10 +86,26 @@ class Rig:
     """One rank."""
 
     model: DecoderModel
-    kv: KVCache
-    state: StepState
-    sampling: LaneSampling
+    parts: RunnerParts
     runner: ModelRunner
+
+    @property
+    def kv(self) -> KVCache:
+        return self.parts.step.kv
+
+    @property
+    def state(self) -> StepState:
+        return self.parts.state
+
+    @property
+    def sampling(self) -> LaneSampling:
+        return self.parts.sampling
+
+    def capture(self, *sizes: int) -> None:
+        """Capture decode graphs of these sizes, and forget what that left in the lanes."""
+        entries = [ManifestEntry(RunMode.FULL, BatchDescriptor(n, n, 1)) for n in sizes]
+        self.parts.graphs.capture(Manifest(tuple(entries)))
+        self.runner.clear()
 
     def run(self, plan: StepPlan) -> StepResult:
         [result] = [pending.result() for pending in self.runner.launch(plan)]
@@ -109,7 +117,7 @@ def make_rig(
     *,
     num_blocks: int = 40,
     run_ahead: int = 2,
-    lockstep: Alone | None = None,
+    lockstep: Communicator | None = None,
 ) -> Rig:
     model = model or tiny_model()
     config, device = model.config, model.model.norm.weight.device
@@ -134,16 +142,20 @@ def make_rig(
         vocab_size=config.vocab_size,
         device=device,
     )
+    inputs = StepInputs(state, BLOCK_SIZE, MAX_MODEL_LEN)
+    step = Step(model, kv, state, Sampler(sampling, Communicator.single()), lockstep)
+    graphs = StepGraphs(GraphRunner(HostBackend(), Topology.single()), step, inputs, sampling)
     parts = RunnerParts(
         spec=RankSpec(global_rank=0, world_size=1, dp_rank=0, tp_rank=0),
         state=state,
         sampling=sampling,
         lanes=LaneTable(MAX_LANES, width),
         upload=Uploader(4096, depth, device),
-        inputs=StepInputs(state, BLOCK_SIZE, MAX_MODEL_LEN),
-        step=Step(model, kv, state, Sampler(sampling, Alone()), lockstep),
+        inputs=inputs,
+        step=step,
+        graphs=graphs,
     )
-    return Rig(model, kv, state, sampling, ModelRunner(parts, 0))
+    return Rig(model, parts, ModelRunner(parts, 0))
 
 
 def decode_alone(model: DecoderModel, prompt: list[int], num_tokens: int) -> list[int]:

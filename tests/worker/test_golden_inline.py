@@ -24,7 +24,7 @@ def test_smollm2_gives_the_golden_tokens() -> None:
         parallel=ParallelConfig(),
         cache=CacheConfig(num_gpu_blocks_override=60),
         schedule=ScheduleConfig(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=256),
-        graph=GraphConfig(mode="NONE"),
+        graph=GraphConfig(),
         model_path=str(path),
         dtype="float32",
     )
@@ -33,6 +33,6 @@ def test_smollm2_gives_the_golden_tokens() -> None:
         request(str(i), item["prompt_ids"], ends, max_tokens=golden["max_new_tokens"])
         for i, item in enumerate(golden["items"])
     ]
-    served, _ = serve(config, adds)
+    served, *_ = serve(config, adds)
     outputs = [served.tokens[str(i)] for i in range(len(adds))]
     assert outputs == [item["output_ids"] for item in golden["items"]]

@@ -42,6 +42,12 @@ WAYS = {
     "prompts in chunks of one block": {"max_num_batched_tokens": 7},
     "two at a time": {"max_num_seqs": 2},
     "no prefix cache": {"caching": False},
+    "graphs": {"graph_mode": "FULL_AND_PIECEWISE"},
+    "graphs in the plain loop, few blocks": {
+        "graph_mode": "FULL",
+        "run_ahead": 0,
+        "num_blocks": 12,
+    },
     "so few blocks that requests are preempted": {"num_blocks": 12},
 }
 
@@ -50,11 +56,13 @@ WAYS = {
 def test_every_way_of_serving_gives_the_tokens_of_each_request_alone(
     way: str, expected: dict[str, list[int]]
 ) -> None:
-    served, scheduler = serve(worker_config(**WAYS[way]), requests())
+    served, scheduler, worker = serve(worker_config(**WAYS[way]), requests())
     assert served.tokens == expected
     assert set(served.finish.values()) == {"length"}
     preempted = sum(replica.num_preemptions for replica in scheduler._replicas)
-    assert (preempted > 0) == ("preempted" in way)
+    assert (preempted > 0) == ("few blocks" in way)
+    ran = {mode.name for mode, number in worker.metrics.num_steps.items() if number}
+    assert ran == ({"EAGER", "FULL"} if "graphs" in way else {"EAGER"})
 
 
 def test_stop_ids_end_requests_with_run_ahead_as_without(expected: dict[str, list[int]]) -> None:
@@ -65,7 +73,7 @@ def test_stop_ids_end_requests_with_run_ahead_as_without(expected: dict[str, lis
             request(key, prompt, stop_ids=stops, max_tokens=NUM_TOKENS)
             for key, prompt in PROMPTS.items()
         ]
-        served, _ = serve(worker_config(run_ahead=run_ahead), adds)
+        served, *_ = serve(worker_config(run_ahead=run_ahead), adds)
         ended[run_ahead] = served.tokens
         assert set(served.finish.values()) == {"stop"}
     for key, tokens in ended[0].items():
@@ -76,8 +84,8 @@ def test_stop_ids_end_requests_with_run_ahead_as_without(expected: dict[str, lis
 
 def test_seeded_sampling_does_not_depend_on_who_shares_the_batch() -> None:
     options = {"temperature": 0.9, "top_p": 0.9, "seed": 11, "presence_penalty": 0.5}
-    together, _ = serve(worker_config(), requests(**options))
-    few_blocks, _ = serve(worker_config(num_blocks=12), requests(**options))
+    together, *_ = serve(worker_config(), requests(**options))
+    few_blocks, *_ = serve(worker_config(num_blocks=12), requests(**options))
     alone = {}
     for each in requests(**options):
         alone |= serve(worker_config(run_ahead=0), [each])[0].tokens
@@ -87,7 +95,7 @@ def test_seeded_sampling_does_not_depend_on_who_shares_the_batch() -> None:
 
 
 def test_logprobs_arrive_with_their_tokens(expected: dict[str, list[int]]) -> None:
-    served, _ = serve(worker_config(), requests(logprobs=3))
+    served, *_ = serve(worker_config(), requests(logprobs=3))
     for key, tokens in expected.items():
         assert [entry.token_id for entry in served.logprobs[key]] == tokens
         assert all(entry.rank == 1 and len(entry.top_ids) == 3 for entry in served.logprobs[key])

@@ -6,7 +6,6 @@ from rig import (
     BLOCK_SIZE,
     GREEDY,
     MAX_MODEL_LEN,
-    Alone,
     Rig,
     chunk,
     decode_alone,
@@ -20,6 +19,7 @@ from rig import (
 )
 from torch import Tensor
 
+from lockstep.comm.collectives import Communicator
 from lockstep.comm.errors import RankMismatch
 from lockstep.comm.messages import ReplicaPlan
 from lockstep.comm.sampling import SamplingParams
@@ -221,10 +221,12 @@ def test_logprobs_come_for_the_lanes_that_asked(model, alone) -> None:
     assert logprobs.top_logprobs[0] == logprobs.logprob
 
 
-class StuckPeer(Alone):
+class StuckPeer(Communicator):
     """Rank 0 of two; rank 1 does not get beyond step 2."""
 
-    size = 2
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.size = 2
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return x + torch.tensor([0.0, min(float(x[0]), 2.0)])

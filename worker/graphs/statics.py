@@ -11,7 +11,10 @@ from lockstep.worker.graphs.errors import StaleGraphError
 class StaticState(Protocol):
     """Owner of the tensors that graphs read and write."""
 
-    generation: int
+    @property
+    def generation(self) -> int:
+        """Counts up whenever the tensors are made anew."""
+        ...
 
     def statics(self) -> Mapping[str, Tensor]:
         """Every tensor whose address a graph may have captured, by name, as it is now."""
