@@ -52,6 +52,7 @@ class SymmetricBuffer:
             and x.device == self.data.device
             and 0 < num_bytes <= self.data.numel()
             and num_bytes % _ALIGNMENT_BYTES == 0
+            and x.storage_offset() * x.element_size() % _ALIGNMENT_BYTES == 0
         )
 
 

@@ -104,5 +104,6 @@ class CudaBackend:
         for graph in self._graphs:
             graph.reset()
         self._graphs.clear()
+        torch.cuda.empty_cache()
         self._replay_stream = None
         self._pool = torch.cuda.graph_pool_handle()

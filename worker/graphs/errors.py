@@ -6,8 +6,11 @@ class GraphError(RuntimeError):
 
 
 class CaptureFailed(GraphError):
-    """The captured code raised; that error is the cause. Nothing was done to clean up over ranks,
-    and the communicators it used are not to be used again."""
+    """The captured code raised; that error is the cause.
+
+    Nothing is cleaned up over ranks, the communicators it used are broken, and torch keeps parts of
+    the broken capture (its random generator, for one): the process is to end.
+    """
 
 
 class StaleGraphError(GraphError):
