@@ -58,7 +58,7 @@ class GraphRunner:
 
         Args:
             build: gives the named parts of a descriptor; each reads and writes only ``state``.
-            progress: called with (done, total).
+            progress: called with (done, total), each graph counting for warm-up and for capture.
 
         Raises:
             GraphError: there are graphs already; release them first, as a set.
@@ -68,12 +68,17 @@ class GraphRunner:
         if self._records:
             raise GraphError("graphs are captured once: release them all before capturing again")
         compare_manifests(manifest, self._topology.lockstep)
-        book, records = AddressBook(state), {}
+        book = AddressBook(state)
+        work = _Work([entry.descriptor for entry in manifest.entries], build, progress)
         with self._backend.session() as session:
-            for done, entry in enumerate(manifest.entries):
-                if progress is not None:
-                    progress(done, len(manifest.entries))
-                records[entry.descriptor] = self._capture(session, entry.descriptor, build)
+            for descriptor in work:
+                with self._reporting(descriptor):
+                    self._warm_up(session, descriptor, work.parts(descriptor))
+            # A watchdog that polls events of eager work breaks a capture: all work is done and
+            # forgotten before the first, and nothing runs eagerly until the last.
+            session.idle()
+            self._topology.retire()
+            records = {key: self._capture(session, key, work.parts(key)) for key in work}
         self._book, self._records = book, records
 
     def captured(self, descriptor: BatchDescriptor, part: str) -> bool:
@@ -101,27 +106,16 @@ class GraphRunner:
         self._backend.release()
 
     def _capture(
-        self, session: CaptureSession, descriptor: BatchDescriptor, build: Build
+        self, session: CaptureSession, descriptor: BatchDescriptor, parts: Parts
     ) -> GraphRecord:
-        started, before = time.perf_counter(), session.used_bytes()
-        with self._reporting(descriptor):
-            parts = build(descriptor)
-            self._warm_up(session, descriptor, parts)
-        # A watchdog that polls events of eager work breaks a capture, and a peer still in eager
-        # work would meet a rank that records. So: all work done, forgotten, and everybody here.
-        session.idle()
-        self._topology.retire()
+        # No rank may record while a peer still has to launch what is recorded here.
         self._topology.lockstep.barrier(_DEADLINE_S)
+        started, before = time.perf_counter(), session.used_bytes()
         with self._reporting(descriptor), self._topology.ledger.recorded() as ledger:
             captured = {part: session.capture(fn) for part, fn in parts.items()}
+        seconds, num_bytes = time.perf_counter() - started, session.used_bytes() - before
         compare_ledgers(ledger, self._topology.lockstep, _name(descriptor), _DEADLINE_S)
-        return GraphRecord(
-            parts=captured,
-            seconds=time.perf_counter() - started,
-            num_bytes=session.used_bytes() - before,
-            num_operations=len(ledger),
-            num_replays=dict.fromkeys(captured, 0),
-        )
+        return GraphRecord(captured, seconds, num_bytes, len(ledger), dict.fromkeys(captured, 0))
 
     def _warm_up(self, session: CaptureSession, descriptor: BatchDescriptor, parts: Parts) -> None:
         """Once eagerly, each operation compared over ranks before it can block any of them."""
@@ -143,6 +137,31 @@ class GraphRunner:
             self._topology.give_up(error)
             name = type(error).__name__
             raise CaptureFailed(f"at {_name(descriptor)}: {name}: {error}") from error
+
+
+class _Work:
+    """The descriptors in order, gone through twice: for warm-up and for capture."""
+
+    def __init__(
+        self, descriptors: list[BatchDescriptor], build: Build, progress: Progress | None
+    ) -> None:
+        self._descriptors = descriptors
+        self._build = build
+        self._progress = progress
+        self._parts: dict[BatchDescriptor, Parts] = {}
+        self._num_done = 0
+
+    def __iter__(self) -> Iterator[BatchDescriptor]:
+        for descriptor in self._descriptors:
+            if self._progress is not None:
+                self._progress(self._num_done, 2 * len(self._descriptors))
+            self._num_done += 1
+            yield descriptor
+
+    def parts(self, descriptor: BatchDescriptor) -> Parts:
+        if descriptor not in self._parts:
+            self._parts[descriptor] = self._build(descriptor)
+        return self._parts[descriptor]
 
 
 def _name(descriptor: BatchDescriptor) -> str:
