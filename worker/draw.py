@@ -31,6 +31,18 @@ def draw(
     return best.values, best.indices + start
 
 
+def draw_splits(
+    logits: Tensor, lanes: LaneSampling, *, start: int, variant: Variant
+) -> tuple[Tensor, Tensor]:
+    """``draw`` before the last comparison: [num_reqs, n] scores and ids, n 1 on a CPU."""
+    if logits.is_cuda:
+        from lockstep.worker.kernels import sample
+
+        return sample.split_best(logits, lanes, start)
+    scores, ids = draw(logits, lanes, start=start, variant=variant)
+    return scores[:, None], ids[:, None]
+
+
 def _noisy(logits: Tensor, lanes: LaneSampling, start: int) -> Tensor:
     num_reqs, count = logits.shape
     noise = gumbel(lanes.seed[:num_reqs], lanes.position[:num_reqs], start, count)

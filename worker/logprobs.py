@@ -54,7 +54,7 @@ def logprobs_of(logits: Tensor, token_ids: Tensor, vocab_size: int) -> LogprobTe
 def _best_ids(logits: Tensor, count: int) -> Tensor:
     # topk may order equals as it likes; (logit, lowest id) as one integer has no equals.
     bits = (logits + 0.0).view(torch.int32)
-    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(torch.int64)
+    keys = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(torch.int64).mul_(1 << 32)
     ids = torch.arange(logits.shape[1], device=logits.device)
-    keys = (ordered << 32) | (0xFFFFFFFF - ids)
-    return 0xFFFFFFFF - (keys.topk(count, dim=-1).values & 0xFFFFFFFF)
+    best = keys.bitwise_or_(0xFFFFFFFF - ids).topk(count, dim=-1).values
+    return 0xFFFFFFFF - (best & 0xFFFFFFFF)

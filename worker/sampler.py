@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from lockstep.worker.draw import draw
+from lockstep.worker.draw import draw, draw_splits
 from lockstep.worker.filters import adjust, cut
 from lockstep.worker.logprobs import LogprobTensors, logprobs_of
 from lockstep.worker.sampling_state import LaneSampling, Variant
@@ -52,17 +52,31 @@ class Sampler:
             active: [num_reqs] bool; other rows may hold anything and give token 0.
             variant: at least ``lanes.variant()``.
         """
-        if variant < Variant.FILTERED:
-            scores, token_ids = self._draw_over_shards(logits, variant)
-        else:
-            filtered = cut(self._gather_vocab(adjust(logits, self.lanes)), self.lanes)
-            scores, token_ids = draw(filtered, self.lanes, start=0, variant=variant)
-        finite = scores.isfinite()
+        scores, ids = self.candidates(logits, variant)
+        best = scores.max(dim=-1, keepdim=True)
+        finite = best.values[:, 0].isfinite()
+        token_ids = ids.gather(1, best.indices)[:, 0].to(torch.int64)
         token_ids = torch.where(finite & active, token_ids, 0)
-        logprobs = None
-        if variant is Variant.LOGPROBS:
-            logprobs = logprobs_of(self._gather_vocab(logits), token_ids, self.lanes.vocab_size)
+        logprobs = self.logprobs(logits, token_ids, variant)
         return SampleOutput(token_ids, finite | ~active, logprobs)
+
+    def candidates(self, logits: Tensor, variant: Variant) -> tuple[Tensor, Tensor]:
+        """Scores and ids, both [num_reqs, n]: a row's token is the id of its first best score.
+
+        A row whose best score is not finite has no token. Ids come in any dtype that holds them.
+        """
+        if variant < Variant.FILTERED:
+            return self._candidates_over_shards(logits, variant)
+        filtered = cut(self._gather_vocab(adjust(logits, self.lanes)), self.lanes)
+        return draw_splits(filtered, self.lanes, start=0, variant=variant)
+
+    def logprobs(
+        self, logits: Tensor, token_ids: Tensor, variant: Variant
+    ) -> LogprobTensors | None:
+        """Of raw ``logits`` and sampled tokens, if the variant reports them."""
+        if variant is not Variant.LOGPROBS:
+            return None
+        return logprobs_of(self._gather_vocab(logits), token_ids, self.lanes.vocab_size)
 
     def advance(self, output: SampleOutput, active: Tensor, variant: Variant) -> Tensor:
         """Count the tokens, move positions on, and tell which lanes end with this token.
@@ -82,15 +96,14 @@ class Sampler:
         position.add_(counted)
         return active & (stopped | ~output.finite)
 
-    def _draw_over_shards(self, logits: Tensor, variant: Variant) -> tuple[Tensor, Tensor]:
+    def _candidates_over_shards(self, logits: Tensor, variant: Variant) -> tuple[Tensor, Tensor]:
         start = self.lanes.vocab_start
-        scores, token_ids = draw(logits, self.lanes, start=start, variant=variant)
         if self.tp.size == 1:
-            return scores, token_ids
+            return draw_splits(logits, self.lanes, start=start, variant=variant)
+        scores, ids = draw(logits, self.lanes, start=start, variant=variant)
         # float32 holds ids below 2**24 exactly, and one collective is cheaper than two.
-        candidates = self.tp.all_gather(torch.stack((scores, token_ids.to(scores.dtype))))
-        best = candidates[:, 0].max(dim=0)
-        return best.values, candidates[:, 1].gather(0, best.indices[None])[0].to(torch.int64)
+        gathered = self.tp.all_gather(torch.stack((scores, ids.to(scores.dtype))))
+        return gathered[:, 0].T, gathered[:, 1].T
 
     def _gather_vocab(self, logits: Tensor) -> Tensor:
         if self.tp.size == 1:
