@@ -29,6 +29,9 @@ class OutputRing:
         row = torch.stack([counts.int(), token_ids.int(), status.int()])
         rows = self.rows[:, :, : row.shape[1]]
         rows.index_copy_(0, self.counter % self.depth, row.unsqueeze(0))
+        self.next_row()
+
+    def next_row(self) -> None:
         self.counter.add_(1)
 
     def row(self, step: int) -> Tensor:

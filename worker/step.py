@@ -49,6 +49,12 @@ class Step:
 
     def tail(self, num_lanes: int, variant: Variant) -> SampleOutput:
         """Sample for the lanes that the plan lets sample, store the row, advance all lanes."""
+        if self.state.device.type == "cuda":
+            return self.fused_tail(num_lanes, variant)
+        return self.plain_tail(num_lanes, variant)
+
+    def plain_tail(self, num_lanes: int, variant: Variant) -> SampleOutput:
+        """``tail`` in torch operations, on any device: what the fused one is tested against."""
         state = self.state
         active = state.active[:num_lanes].clone()
         emits = active & state.samples[:num_lanes]
@@ -61,6 +67,23 @@ class Step:
         if self.lockstep is not None:
             state.next_step()
         return sampled
+
+    def fused_tail(self, num_lanes: int, variant: Variant) -> SampleOutput:
+        """``tail``, with all that follows the draw in one kernel."""
+        from lockstep.worker.kernels.tail import finish
+
+        state, sampler = self.state, self.sampler
+        logits = state.logits[:num_lanes]
+        scores, ids = sampler.candidates(logits, variant)
+        token_ids, finite = finish(
+            state, sampler.lanes, scores, ids,
+            counts_tokens=variant >= Variant.FILTERED,
+            my_peer=self.lockstep.rank if self.lockstep else 0,
+        )  # fmt: skip
+        state.output.next_row()
+        if self.lockstep is not None:
+            state.next_step()
+        return SampleOutput(token_ids, finite, sampler.logprobs(logits, token_ids, variant))
 
     def _exchange_step_number(self) -> None:
         """The collective that all ranks of a lockstep group share: each tells its step."""

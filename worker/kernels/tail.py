@@ -17,16 +17,12 @@ _STOPS = triton.next_power_of_2(MAX_LANE_STOP_IDS)
 
 
 @triton.jit
-def _choose(
-    score_ptr, id_ptr, row, ROW: tl.constexpr, STEP: tl.constexpr, NUM: tl.constexpr,
-    PADDED: tl.constexpr,
-):  # fmt: skip
+def _choose(score_ptr, id_ptr, row_start, step, NUM: tl.constexpr, PADDED: tl.constexpr):
     places = tl.arange(0, PADDED)
-    scores = tl.load(
-        score_ptr + row * ROW + places * STEP, mask=places < NUM, other=float("-inf")
-    )  # fmt: skip
+    at = score_ptr + row_start + places * step
+    scores = tl.load(at, mask=places < NUM, other=float("-inf"))
     best, place = best_of(tl.where(scores == scores, scores, float("inf")))
-    token = tl.load(id_ptr + row * ROW + place * STEP).to(tl.int64)
+    token = tl.load(id_ptr + row_start + place * step).to(tl.int64)
     finite = (best < float("inf")) & (best > float("-inf"))
     return tl.where(finite, token, 0), finite
 
@@ -51,13 +47,17 @@ def _peer_status(
     return found * (OUT_OF_STEP + (first << PEER_SHIFT))
 
 
-@triton.jit
+# Strides and alignment of gathered candidates follow the batch: no batch may mean a compilation.
+@triton.jit(
+    do_not_specialize=["vocab_start", "candidates_row", "candidates_step"],
+    do_not_specialize_on_alignment=["score_ptr", "id_ptr"],
+)
 def _finish_kernel(
     token_ptr, finite_ptr, score_ptr, id_ptr,
     active_ptr, samples_ptr, query_lens_ptr, num_computed_ptr, last_token_ptr, faults_ptr,
     ring_ptr, counter_ptr, peer_steps_ptr, position_ptr, min_tokens_ptr, stop_ids_ptr, history_ptr,
-    vocab_start, DEPTH: tl.constexpr, MAX_LANES: tl.constexpr, VOCAB_LOCAL: tl.constexpr,
-    INTS_ROW: tl.constexpr, CANDIDATES_ROW: tl.constexpr, CANDIDATES_STEP: tl.constexpr,
+    vocab_start, candidates_row, candidates_step, DEPTH: tl.constexpr, MAX_LANES: tl.constexpr,
+    VOCAB_LOCAL: tl.constexpr, INTS_ROW: tl.constexpr,
     NUM_CANDIDATES: tl.constexpr, PADDED_CANDIDATES: tl.constexpr, NUM_STOPS: tl.constexpr,
     PADDED_STOPS: tl.constexpr, COUNTS_TOKENS: tl.constexpr, MY_PEER: tl.constexpr,
     NUM_PEERS: tl.constexpr, PADDED_PEERS: tl.constexpr, NOT_FINITE: tl.constexpr,
@@ -67,7 +67,12 @@ def _finish_kernel(
     active = tl.load(active_ptr + lane) != 0
     emits = active & (tl.load(samples_ptr + lane) != 0)
     token, finite = _choose(
-        score_ptr, id_ptr, lane, CANDIDATES_ROW, CANDIDATES_STEP, NUM_CANDIDATES, PADDED_CANDIDATES
+        score_ptr,
+        id_ptr,
+        lane * candidates_row,
+        candidates_step,
+        NUM_CANDIDATES,
+        PADDED_CANDIDATES,
     )
     counts = emits & finite
     token = tl.where(counts, token, 0)
@@ -124,9 +129,9 @@ def finish(
         state.active.view(torch.uint8), state.samples.view(torch.uint8), state.query_lens,
         state.num_computed, state.last_token, state.faults, ring.rows, ring.counter,
         state.peer_steps, lanes.position, lanes.min_tokens, lanes.stop_ids, lanes.history,
-        lanes.vocab_start, DEPTH=ring.depth, MAX_LANES=state.max_lanes,
+        lanes.vocab_start, scores.stride(0), scores.stride(1),
+        DEPTH=ring.depth, MAX_LANES=state.max_lanes,
         VOCAB_LOCAL=lanes.vocab_local, INTS_ROW=lanes.position.stride(0),
-        CANDIDATES_ROW=scores.stride(0), CANDIDATES_STEP=scores.stride(1),
         NUM_CANDIDATES=num_candidates, PADDED_CANDIDATES=triton.next_power_of_2(num_candidates),
         NUM_STOPS=MAX_LANE_STOP_IDS, PADDED_STOPS=_STOPS, COUNTS_TOKENS=counts_tokens,
         MY_PEER=my_peer, NUM_PEERS=num_peers, PADDED_PEERS=triton.next_power_of_2(num_peers),
