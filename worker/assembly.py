@@ -1,10 +1,9 @@
 """Builds the parts of a rank from its configuration."""
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from lockstep.parallel.shard import HeadLayout
+from lockstep.parallel.topology import Topology
 from lockstep.worker.attention.base import AttentionBackend, AttentionSizes, create_backend
 from lockstep.worker.config import ScheduleConfig, WorkerConfig
 from lockstep.worker.graphs.runner import GraphRunner
@@ -20,9 +19,6 @@ from lockstep.worker.step import Step
 from lockstep.worker.step_graphs import StepGraphs
 from lockstep.worker.step_inputs import StepInputs
 from lockstep.worker.upload import Uploader
-
-if TYPE_CHECKING:
-    from lockstep.parallel.topology import Topology
 
 _CALLS_PER_PLAN = 4
 
@@ -45,7 +41,7 @@ def kv_layout(config: WorkerConfig) -> KVLayout:
     )
 
 
-def build_model(config: WorkerConfig, topology: "Topology", device: torch.device) -> DecoderModel:
+def build_model(config: WorkerConfig, topology: Topology, device: torch.device) -> DecoderModel:
     """The model with zero weights."""
     build = model_class(config.model.architecture)
     backend = build_attention(config, device)
@@ -78,7 +74,7 @@ def build_attention(config: WorkerConfig, device: torch.device) -> AttentionBack
 
 def build_parts(
     config: WorkerConfig,
-    topology: "Topology",
+    topology: Topology,
     model: DecoderModel,
     kv: KVCache,
     graph_runner: GraphRunner,
@@ -87,13 +83,12 @@ def build_parts(
     schedule, device = config.schedule, kv.storage.device
     max_lanes, width = schedule.max_num_seqs, max_blocks_per_req(config)
     depth = schedule.run_ahead + 2
-    lockstep = topology.lockstep if config.parallel.lockstep_dp_size > 1 else None
     state = StepState(
         max_lanes=max_lanes,
         max_blocks_per_req=width,
         vocab_local=model.vocab_local,
         ring_depth=depth,
-        lockstep_size=lockstep.size if lockstep else 1,
+        num_replicas=topology.dp.size,
         device=device,
     )
     sampling = LaneSampling(
@@ -104,7 +99,7 @@ def build_parts(
         device=device,
     )
     inputs = StepInputs(state, kv.block_size, schedule.max_model_len)
-    step = Step(model, kv, state, Sampler(sampling, topology.tp), lockstep)
+    step = Step(model, kv, state, Sampler(sampling, topology.tp), topology.dp)
     return RunnerParts(
         spec=topology.spec,
         state=state,

@@ -51,19 +51,23 @@ class MappedMemory:
     def num_blocks_left(self) -> int:
         """Blocks up to ``gpu_memory_utilization``, now that all else has its memory."""
         used, total = used_and_total_bytes(self._device)
-        num_bytes = kv_budget(
-            total_bytes=total,
-            other_bytes=used - self._range.mapped_bytes,
-            utilization=self._config.gpu_memory_utilization,
-            least_bytes=MIN_BLOCKS * self._layout.block_bytes,
-        )
-        # A part of a granule costs a whole one.
-        return self._layout.blocks_in(
-            num_bytes // self._range.granularity * self._range.granularity
-        )
+        # The last block may cost a whole granule more.
+        other_bytes = used - self._range.mapped_bytes + self._range.granularity
+        return blocks_beside(other_bytes, total, self._layout, self._config)
 
     def close(self) -> None:
         self._range.close()
+
+
+def blocks_beside(other_bytes: int, total_bytes: int, layout: KVLayout, config: CacheConfig) -> int:
+    """Blocks up to ``gpu_memory_utilization`` of a device, beside ``other_bytes``."""
+    num_bytes = kv_budget(
+        total_bytes=total_bytes,
+        other_bytes=other_bytes,
+        utilization=config.gpu_memory_utilization,
+        least_bytes=MIN_BLOCKS * layout.block_bytes,
+    )
+    return layout.blocks_in(num_bytes)
 
 
 def used_and_total_bytes(device: torch.device) -> tuple[int, int]:

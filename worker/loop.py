@@ -2,13 +2,15 @@
 
 import gc
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+
+import torch
 
 from lockstep.comm.errors import RankMismatch
 from lockstep.comm.messages import StepPlan, StepResult, WorkerReady
 from lockstep.parallel.agreement import propose
 from lockstep.parallel.collective_agreement import CollectiveAgreement
 from lockstep.parallel.rank_spec import RankSpec
+from lockstep.parallel.topology import Topology
 from lockstep.worker.config import WorkerConfig
 from lockstep.worker.graphs.mode import RunMode
 from lockstep.worker.loops import OverlappedLoop, PlainLoop, PlanSource
@@ -18,9 +20,6 @@ from lockstep.worker.serving import ResultSink, Serving
 from lockstep.worker.stages import Progress
 from lockstep.worker.start_up import Started, StartUp
 
-if TYPE_CHECKING:
-    from lockstep.parallel.topology import Topology
-
 
 class Worker:
     """One rank: StepPlan in, StepResult out. Building it costs nothing; ``start`` does.
@@ -28,7 +27,7 @@ class Worker:
     Ray actor, torchrun process and unit test are thin shells around it.
     """
 
-    def __init__(self, config: WorkerConfig, spec: RankSpec, topology: "Topology") -> None:
+    def __init__(self, config: WorkerConfig, spec: RankSpec, topology: Topology) -> None:
         self.config = config
         self.spec = spec
         self.metrics = WorkerMetrics()
@@ -48,7 +47,8 @@ class Worker:
             ValueError: the configuration cannot be served; the message has the numbers.
             CommError: ranks disagree, or one is lost.
         """
-        started = StartUp(self.config, self.spec, self._topology, progress).run()
+        self._use_device()
+        started = StartUp(self.config, self._topology, progress).run()
         self._started = started
         if self.config.parallel.verify_agreement:
             self._agreement = CollectiveAgreement(self._topology.dp, started.dispatcher.dispatch)
@@ -62,6 +62,7 @@ class Worker:
         A failure is written to ``results`` as WorkerFailed and then raised. A step that hangs for
         ``timeout_s`` ends the process: nothing can raise in a stuck collective.
         """
+        self._use_device()
         loop = OverlappedLoop if self.config.schedule.async_scheduling else PlainLoop
         with Serving(self, results) as serving:
             loop(plans, serving).run()
@@ -79,17 +80,22 @@ class Worker:
         if self._started is None:
             raise RuntimeError("start() the worker before its first plan")
         self._take_turn(plan)
-        for pending in self._started.runner.launch(plan):
+        for pending in self._started.rank.runner.launch(plan):
             self.metrics.launched(plan, self.replica_index)
             yield pending
 
     def close(self) -> None:
         """Release graphs, then memory; communicators that graphs hold must live until then."""
         if self._started is not None:
-            self._started.graphs.release()
+            self._started.rank.release()
             self._started.memory.close()
             self._started = None
             gc.unfreeze()
+
+    def _use_device(self) -> None:
+        # The current device belongs to a thread, and kernels launch on the current device.
+        if self.spec.device != "cpu":
+            torch.cuda.set_device(torch.device(self.spec.device))
 
     def _take_turn(self, plan: StepPlan) -> None:
         """A skipped step would pair this rank's collectives with those of another step."""

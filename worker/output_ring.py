@@ -8,8 +8,8 @@ COUNT, TOKEN, STATUS = range(3)
 OK = 0
 NOT_FINITE = 1  # the lane's logits held NaN or infinity: its request ends with an error
 SLOT_FAULT = 2  # the lane wrote to the padding block: the worker stops
-OUT_OF_STEP = 4  # a rank of the lockstep group is at another step: the worker stops
-PEER_SHIFT = 8  # with OUT_OF_STEP, the place of that rank in the group, above these bits
+OUT_OF_STEP = 4  # a replica of the lockstep group is at another step: the worker stops
+PEER_SHIFT = 8  # with OUT_OF_STEP, the place of that replica in the group, above these bits
 
 
 class OutputRing:

@@ -106,6 +106,6 @@ def _check(status: np.ndarray, step: StepIdentity) -> None:
         raise SlotFault(f"step {step.step_id}: lanes {faulty} wrote to the padding block")
     if status[0] & OUT_OF_STEP:
         raise RankMismatch(
-            f"step {step.step_id}: rank {int(status[0]) >> PEER_SHIFT} of the lockstep group is "
-            f"not at the step of dp_rank {step.dp_rank}, tp_rank {step.tp_rank}"
+            f"step {step.step_id}: replica {int(status[0]) >> PEER_SHIFT} of the lockstep group "
+            f"is not at the step of dp_rank {step.dp_rank}"
         )

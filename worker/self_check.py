@@ -4,9 +4,8 @@ import torch
 from torch import Tensor
 
 from lockstep.worker.graphs.errors import GraphError
-from lockstep.worker.step import Step
-from lockstep.worker.step_graphs import StepGraphs
-from lockstep.worker.step_inputs import StepInputs
+from lockstep.worker.model_runner import RunnerParts
+from lockstep.worker.sampling_state import Variant
 
 _NUM_PROBES = 3
 # Far above rounding in bfloat16, far below what reading a wrong place gives.
@@ -14,16 +13,15 @@ _TOLERANCE = 0.1
 
 
 class SelfCheck:
-    """Replays bodies on probe tokens and calls them eagerly on the same, before anyone is served.
+    """Replays every graph on probe tokens and calls its step on the same, before anyone is served.
 
-    Every lane holds the same token at position 0 of the padding block, so all rows are equal and
-    it does not matter that they write to one slot. Leaves the state in need of ``clear``.
+    All lanes hold the same token at position 0 of the padding block, so all rows are equal and it
+    does not matter that they write to one slot. Leaves the state in need of ``clear``.
     """
 
-    def __init__(self, graphs: StepGraphs, step: Step, inputs: StepInputs) -> None:
-        self._graphs = graphs
-        self._step = step
-        self._inputs = inputs
+    def __init__(self, parts: RunnerParts) -> None:
+        self._parts = parts
+        self._state = parts.state
 
     def run(self, vocab_size: int) -> None:
         """Check all sizes.
@@ -32,12 +30,14 @@ class SelfCheck:
             GraphError: names the size whose replay differs from its step or ignores its input.
         """
         probes = sorted({(i + 1) * vocab_size // (_NUM_PROBES + 1) for i in range(_NUM_PROBES)})
-        for size in self._graphs.sizes:
-            self._check(size, probes)
+        for size in self._parts.graphs.sizes:
+            self._check_body(size, probes)
+            for variant in self._parts.graphs.captured_variants:
+                self._check_tail(size, probes[0], variant)
 
-    def _check(self, size: int, probes: list[int]) -> None:
-        expected = [self._eager(size, token) for token in probes]
-        replayed = [self._replay(size, token) for token in probes]
+    def _check_body(self, size: int, probes: list[int]) -> None:
+        expected = [self._eager_logits(size, token) for token in probes]
+        replayed = [self._replayed_logits(size, token) for token in probes]
         for token, wanted, found in zip(probes, expected, replayed, strict=True):
             difference = _largest_difference(wanted, found)
             if not difference <= _TOLERANCE:
@@ -48,35 +48,47 @@ class SelfCheck:
         reacts = not all(torch.equal(replayed[0], other) for other in replayed[1:])
         if len(probes) > 1 and not reacts:
             raise GraphError(f"the graph of size {size} gives the same whatever its input")
-        if not torch.equal(self._replay(size, probes[0]), replayed[0]):
+        if not torch.equal(self._replayed_logits(size, probes[0]), replayed[0]):
             raise GraphError(f"the graph of size {size} gives two answers to one input")
 
-    def _eager(self, size: int, token: int) -> Tensor:
-        self._set(size, token)
-        self._step.body(self._inputs.decode(size))
-        return self._take(size)
+    def _check_tail(self, size: int, token: int, variant: Variant) -> None:
+        """A tail's output row, from the same logits and lanes."""
+        parts, ring = self._parts, self._state.output
+        self._eager_logits(size, token)
+        rows = []
+        for tail in (parts.step.tail, parts.graphs.tail):
+            self._fill_lanes(size, token)
+            parts.sampling.reset_rows(range(size))
+            step = int(ring.counter)
+            tail(size, variant)
+            rows.append(ring.row(step)[:, :size].clone())
+        if not torch.equal(*rows):
+            raise GraphError(f"the {variant.name} tail of size {size} differs from its step")
 
-    def _replay(self, size: int, token: int) -> Tensor:
-        self._set(size, token)
-        self._graphs.body(size)
-        return self._take(size)
+    def _eager_logits(self, size: int, token: int) -> Tensor:
+        self._fill_lanes(size, token)
+        self._state.logits.zero_()
+        self._parts.step.body(self._parts.inputs.decode(size))
+        return self._state.logits[:size].clone()
 
-    def _set(self, size: int, token: int) -> None:
-        state = self._step.state
+    def _replayed_logits(self, size: int, token: int) -> Tensor:
+        self._fill_lanes(size, token)
+        self._state.logits.zero_()
+        self._parts.graphs.body(size)
+        return self._state.logits[:size].clone()
+
+    def _fill_lanes(self, size: int, token: int) -> None:
+        state = self._state
         for flags in (state.active, state.samples):
             flags.zero_()[:size].fill_(True)
         state.last_token.fill_(token)
         state.num_computed.zero_()
-        state.logits.zero_()
-
-    def _take(self, size: int) -> Tensor:
-        return self._step.state.logits[:size].clone()
 
 
 def _largest_difference(wanted: Tensor, found: Tensor) -> float:
-    """Of one row to the other, relative to the largest logit; padded vocabulary is left out."""
-    finite = wanted.isfinite() & found.isfinite()
-    if not torch.equal(finite, wanted.isfinite()) or not torch.equal(finite, found.isfinite()):
+    """Relative to the largest logit; -inf of the padded vocabulary must be in the same places."""
+    finite = wanted.isfinite()
+    if not torch.equal(finite, found.isfinite()):
         return float("inf")
     scale = wanted.where(finite, 0).abs().max()
     difference = (wanted - found).where(finite, 0).abs().max()

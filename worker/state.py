@@ -17,11 +17,11 @@ class StepState:
     ``num_computed`` and ``active`` are the device's truth: the tail of a step advances them, and a
     lane that sampled a stop id turns inactive there. ``query_lens`` and ``samples`` are the plan's
     word: how many tokens a lane computes in this step, and whether it then samples one.
-    ``step_number`` is what ranks of a lockstep group tell each other, in ``peer_steps``.
+    ``step_number`` is what replicas in lockstep tell each other, in ``peer_steps``.
 
     Args:
         ring_depth: at least run_ahead + 2.
-        lockstep_size: ranks that tell each other which step they are at.
+        num_replicas: how many tell each other which step they are at.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class StepState:
         max_blocks_per_req: int,
         vocab_local: int,
         ring_depth: int,
-        lockstep_size: int,
+        num_replicas: int,
         device: torch.device,
     ) -> None:
         def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -49,7 +49,7 @@ class StepState:
         self.faults = zeros(max_lanes, dtype=torch.int32)
         self.logits = zeros(max_lanes, vocab_local, dtype=torch.float32)
         self.step_number = zeros(1, dtype=torch.float32)
-        self.peer_steps = zeros(lockstep_size, dtype=torch.float32)
+        self.peer_steps = zeros(num_replicas, dtype=torch.float32)
         self.lane_ids = torch.arange(max_lanes + 1, dtype=torch.int32, device=device)
         self.output = OutputRing(ring_depth, max_lanes, device)
 

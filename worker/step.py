@@ -1,20 +1,18 @@
 """The two parts of a step, body and tail, as functions of static state: what graphs capture."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from lockstep.comm.collectives import Communicator
 from lockstep.worker.forward import ForwardInputs
 from lockstep.worker.kv_cache import KVCache
 from lockstep.worker.output_ring import NOT_FINITE, OUT_OF_STEP, PEER_SHIFT, SLOT_FAULT
 from lockstep.worker.sampler import SampleOutput, Sampler
 from lockstep.worker.sampling_state import Variant
 from lockstep.worker.state import StepState
-
-if TYPE_CHECKING:
-    from lockstep.comm.collectives import Communicator
 
 
 class Model(Protocol):
@@ -30,14 +28,14 @@ class Step:
     """Body: inputs to logits. Tail: logits to tokens, results and advanced lanes.
 
     Both read and write only ``state``, the sampling state and the KV cache, so replaying them is
-    the same as calling them. ``lockstep`` is None where a replica steps alone.
+    the same as calling them. ``dp`` joins the replicas that take every step together.
     """
 
     model: Model
     kv: KVCache
     state: StepState
     sampler: Sampler
-    lockstep: "Communicator | None"
+    dp: Communicator
 
     def body(self, inputs: ForwardInputs) -> None:
         """Forward ``inputs`` and leave one row of logits per lane in ``state.logits``."""
@@ -64,7 +62,7 @@ class Step:
         status = self._status(emits & ~sampled.finite, num_lanes)
         state.output.write(counts, torch.where(counts, sampled.token_ids, 0), status)
         state.advance(sampled.token_ids, counts=counts, active=active, ended=ended)
-        if self.lockstep is not None:
+        if self.dp.size > 1:
             state.next_step()
         return sampled
 
@@ -86,19 +84,19 @@ class Step:
         return SampleOutput(token_ids, finite, sampler.logprobs(logits, token_ids, variant))
 
     def _exchange_step_number(self) -> None:
-        """The collective that all ranks of a lockstep group share: each tells its step."""
-        if self.lockstep is None:
+        """The collective that replicas in lockstep share: each tells its step."""
+        if self.dp.size == 1:
             return
         state = self.state
         mine = torch.zeros_like(state.peer_steps)
-        mine[self.lockstep.rank] = state.step_number[0]
-        state.peer_steps.copy_(self.lockstep.all_reduce(mine))
+        mine[self.dp.rank] = state.step_number[0]
+        state.peer_steps.copy_(self.dp.all_reduce(mine))
 
     def _status(self, not_finite: Tensor, num_lanes: int) -> Tensor:
         status = not_finite.int() * NOT_FINITE + self.state.faults[:num_lanes] * SLOT_FAULT
-        if self.lockstep is None:
+        if self.dp.size == 1:
             return status
         steps = self.state.peer_steps
-        differs = (steps != steps[self.lockstep.rank]).int()
+        differs = (steps != steps[self.dp.rank]).int()
         out_of_step = OUT_OF_STEP + (differs.argmax() << PEER_SHIFT)
         return status + (differs.amax() * out_of_step).int()

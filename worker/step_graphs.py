@@ -55,6 +55,11 @@ class StepGraphs:
     def num_graphs(self) -> int:
         return sum(len(record.parts) for record in self._runner.records.values())
 
+    @property
+    def captured_variants(self) -> list[Variant]:
+        """All but LOGPROBS: its output leaves in tensors that may not be pool memory."""
+        return [v for v in self._sampling.variants() if v is not Variant.LOGPROBS]
+
     def capture(
         self, manifest: Manifest, progress: Callable[[int, int], None] | None = None
     ) -> None:
@@ -99,9 +104,7 @@ class StepGraphs:
         def tail(variant: Variant) -> Callable[[], None]:
             return lambda: _ignore(self._step.tail(num_lanes, variant))
 
-        # Log-probabilities leave the device as tensors of their own, which pool memory must not.
-        captured = [v for v in self._sampling.variants() if v is not Variant.LOGPROBS]
-        return {_BODY: body} | {_tail(variant): tail(variant) for variant in captured}
+        return {_BODY: body} | {_tail(each): tail(each) for each in self.captured_variants}
 
 
 def _key(num_lanes: int) -> BatchDescriptor:

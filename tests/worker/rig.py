@@ -117,9 +117,9 @@ def make_rig(
     *,
     num_blocks: int = 40,
     run_ahead: int = 2,
-    lockstep: Communicator | None = None,
+    dp: Communicator | None = None,
 ) -> Rig:
-    model = model or tiny_model()
+    model, dp = model or tiny_model(), dp or Communicator.single()
     config, device = model.config, model.model.norm.weight.device
     layout = KVLayout(
         config.num_layers, BLOCK_SIZE, model.num_kv_heads_local, config.head_dim, torch.float32
@@ -132,7 +132,7 @@ def make_rig(
         max_blocks_per_req=width,
         vocab_local=model.vocab_local,
         ring_depth=depth,
-        lockstep_size=lockstep.size if lockstep else 1,
+        num_replicas=dp.size,
         device=device,
     )
     sampling = LaneSampling(
@@ -143,7 +143,7 @@ def make_rig(
         device=device,
     )
     inputs = StepInputs(state, BLOCK_SIZE, MAX_MODEL_LEN)
-    step = Step(model, kv, state, Sampler(sampling, Communicator.single()), lockstep)
+    step = Step(model, kv, state, Sampler(sampling, Communicator.single()), dp)
     graphs = StepGraphs(GraphRunner(HostBackend(), Topology.single()), step, inputs, sampling)
     parts = RunnerParts(
         spec=RankSpec(global_rank=0, world_size=1, dp_rank=0, tp_rank=0),

@@ -99,8 +99,7 @@ def test_another_generation_of_the_state_is_refused(model) -> None:
 
 
 def self_check(rig: Rig) -> None:
-    parts = rig.parts
-    SelfCheck(parts.graphs, parts.step, parts.inputs).run(rig.model.config.vocab_size)
+    SelfCheck(rig.parts).run(rig.model.config.vocab_size)
 
 
 def test_the_self_check_passes_sound_graphs(model) -> None:

@@ -232,12 +232,12 @@ class StuckPeer(Communicator):
         return x + torch.tensor([0.0, min(float(x[0]), 2.0)])
 
 
-def test_ranks_at_different_steps_find_out_in_the_step_itself(model) -> None:
-    rig = make_rig(model, num_blocks=NUM_BLOCKS, lockstep=StuckPeer())
+def test_replicas_at_different_steps_find_out_in_the_step_itself(model) -> None:
+    rig = make_rig(model, num_blocks=NUM_BLOCKS, dp=StuckPeer())
     start(rig)
     for step_id in (1, 2):
         rig.run(eager(step_id, ReplicaPlan(3)))
-    with pytest.raises(RankMismatch, match="step 3: rank 1 of the lockstep group is not at the"):
+    with pytest.raises(RankMismatch, match="step 3: replica 1 of the lockstep group is not"):
         rig.run(eager(3, ReplicaPlan(3)))
 
 

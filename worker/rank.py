@@ -1,0 +1,66 @@
+"""The working parts of one rank around a KV cache: built, warmed up, captured and checked."""
+
+from functools import partial
+
+from lockstep.parallel.topology import Topology
+from lockstep.worker.assembly import build_parts
+from lockstep.worker.config import WorkerConfig
+from lockstep.worker.graphs.cuda import CudaBackend
+from lockstep.worker.graphs.host import HostBackend
+from lockstep.worker.graphs.manifest import Manifest
+from lockstep.worker.graphs.runner import GraphRunner
+from lockstep.worker.kv_cache import KVCache
+from lockstep.worker.model_runner import ModelRunner
+from lockstep.worker.models.decoder import DecoderModel
+from lockstep.worker.self_check import SelfCheck
+from lockstep.worker.stages import Stages
+from lockstep.worker.warm_up import warm_up_plans
+
+# On a CPU nothing is compiled and no memory is measured: a few tokens find what is broken.
+_CPU_WARM_UP_TOKENS = 8
+
+
+class Rank:
+    """Everything that dies with its graphs. ``release`` comes before the topology is destroyed."""
+
+    def __init__(
+        self, config: WorkerConfig, topology: Topology, model: DecoderModel, kv: KVCache
+    ) -> None:
+        self._config = config
+        self._cuda = kv.storage.is_cuda
+        backend = CudaBackend(kv.storage.device) if self._cuda else HostBackend()
+        self.graph_runner = GraphRunner(backend, topology)
+        self._parts = build_parts(config, topology, model, kv, self.graph_runner)
+        replica_index = topology.spec.dp_rank % config.parallel.lockstep_dp_size
+        self.runner = ModelRunner(self._parts, replica_index)
+
+    def warm_up(self, stages: Stages) -> None:
+        """Run the heaviest eager steps and forget them."""
+        schedule, num_replicas = self._config.schedule, self._config.parallel.lockstep_dp_size
+        num_tokens = schedule.max_num_batched_tokens
+        if not self._cuda:
+            num_tokens = min(num_tokens, _CPU_WARM_UP_TOKENS)
+        plans = warm_up_plans(schedule, num_tokens, num_replicas)
+        for done, plan in enumerate(plans):
+            stages.tell("kernels", done, len(plans))
+            for pending in self.runner.launch(plan):
+                pending.discard()
+        self.runner.clear()
+
+    def capture(self, manifest: Manifest, stages: Stages) -> None:
+        """Capture the manifest's graphs and compare each with its step."""
+        parts = self._parts
+        parts.graphs.capture(manifest, partial(stages.tell, "capture"))
+        SelfCheck(parts).run(self._config.model.vocab_size)
+        self.runner.clear()
+        if self._cuda:
+            # Capture emptied the allocator's caches: fill them before the KV cache comes.
+            self.warm_up(stages)
+
+    @property
+    def num_graphs(self) -> int:
+        return self._parts.graphs.num_graphs
+
+    def release(self) -> None:
+        """Drop all graphs."""
+        self._parts.graphs.release()
