@@ -21,21 +21,35 @@ class StepInputs:
     def decode(self, num_lanes: int) -> ForwardInputs:
         """One token for each of ``num_lanes`` lanes, padding lanes included."""
         state = self._state
+        build = self._decode_in_one_kernel if state.device.type == "cuda" else self._decode_in_torch
+        token_ids, positions, slots, context_lens, table = build(num_lanes)
+        metadata = AttentionMetadata(
+            slots=slots,
+            query_start_loc=state.lane_ids[: num_lanes + 1],
+            context_lens=context_lens,
+            block_table=table,
+            max_query_len=1,
+            max_context_len=self._max_model_len,
+        )
+        return ForwardInputs(token_ids, positions, metadata, logit_rows=None)
+
+    def _decode_in_torch(self, num_lanes: int) -> tuple[Tensor, ...]:
+        state = self._state
         live = state.active[:num_lanes] & state.samples[:num_lanes]
         positions = torch.where(live, state.num_computed[:num_lanes], 0)
         table = torch.where(live.unsqueeze(1), state.block_table[:num_lanes], 0)
         blocks = table.gather(1, (positions // self._block_size).unsqueeze(1)).squeeze(1).long()
         state.faults[:num_lanes].copy_(live & (blocks == 0))
-        metadata = AttentionMetadata(
-            slots=blocks * self._block_size + positions % self._block_size,
-            query_start_loc=state.lane_ids[: num_lanes + 1],
-            context_lens=(positions + 1).int(),
-            block_table=table,
-            max_query_len=1,
-            max_context_len=self._max_model_len,
-        )
+        slots = blocks * self._block_size + positions % self._block_size
         token_ids = torch.where(live, state.last_token[:num_lanes], 0)
-        return ForwardInputs(token_ids, positions, metadata, logit_rows=None)
+        return token_ids, positions, slots, (positions + 1).int(), table
+
+    def _decode_in_one_kernel(self, num_lanes: int) -> tuple[Tensor, ...]:
+        from lockstep.worker.kernels.decode_inputs import decode_inputs
+
+        # A dummy lane has one token, the one it stores, so its row of the table is not looked at.
+        table = self._state.block_table[:num_lanes]
+        return *decode_inputs(self._state, num_lanes, self._block_size), table
 
     def mixed(
         self, chunk_ids: Tensor, token_lanes: Tensor, from_chunk: Tensor, max_query_len: int

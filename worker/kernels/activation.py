@@ -5,8 +5,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lockstep.worker.kernels.norm import row_stride
-
 _BLOCK = 1024
 
 
@@ -29,5 +27,5 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     out = torch.empty((rows, size), dtype=gate_up.dtype, device=gate_up.device)
     if rows:
         grid = (rows, triton.cdiv(size, _BLOCK))
-        _silu_and_mul_kernel[grid](out, gate_up, SIZE=size, ROW=row_stride(gate_up), BLOCK=_BLOCK)
+        _silu_and_mul_kernel[grid](out, gate_up, SIZE=size, ROW=gate_up.stride(0), BLOCK=_BLOCK)
     return out

@@ -15,7 +15,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lockstep.worker.kernels.norm import row_stride
 from lockstep.worker.kernels.prefill_attention import LOG2_E, NO_WINDOW
 from lockstep.worker.kernels.store_kv import cache_strides
 
@@ -243,7 +242,7 @@ def decode_attention(
         out, q, k, v, k_cache, v_cache, slots, context_lens, block_table,
         workspace.partial_acc, workspace.partial_max, workspace.partial_sum, workspace.arrivals,
         window or NO_WINDOW, block_table.stride(0), scale * LOG2_E,
-        Q_ROW=row_stride(q), K_ROW=row_stride(k), V_ROW=row_stride(v), OUT_ROW=row_stride(out),
+        Q_ROW=q.stride(0), K_ROW=k.stride(0), V_ROW=v.stride(0), OUT_ROW=out.stride(0),
         **cache_strides(k_cache), BLOCK_SIZE=k_cache.shape[1], NUM_KV_HEADS=num_kv_heads,
         GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)),
         HEAD_DIM=head_dim, HEAD_PAD=head_pad, MIN_CHUNK=_MIN_CHUNK,

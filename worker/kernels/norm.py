@@ -40,14 +40,6 @@ def _add_rms_norm_kernel(
     tl.store(out_ptr + row * SIZE + columns, normed, mask=live)
 
 
-def row_stride(x: Tensor) -> int:
-    """Elements from one row of ``x`` [rows, ...] to the next; its rows must be contiguous.
-
-    With a single row torch reports any stride, and a new constant would mean a new compilation.
-    """
-    return x.stride(0) if x.shape[0] > 1 else x[0].numel()
-
-
 def _launch_shape(size: int) -> dict[str, int]:
     block = triton.next_power_of_2(size)
     return {"BLOCK": block, "num_warps": min(16, max(1, block // 256))}
@@ -59,7 +51,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     out = torch.empty((rows, size), dtype=x.dtype, device=x.device)
     if rows:
         shape = _launch_shape(size)
-        _rms_norm_kernel[(rows,)](out, x, weight, eps, SIZE=size, ROW=row_stride(x), **shape)
+        _rms_norm_kernel[(rows,)](out, x, weight, eps, SIZE=size, ROW=x.stride(0), **shape)
     return out
 
 
@@ -71,6 +63,6 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     if rows:
         _add_rms_norm_kernel[(rows,)](
             out, new_residual, x, residual, weight, eps, SIZE=size,
-            X_ROW=row_stride(x), RESIDUAL_ROW=row_stride(residual), **_launch_shape(size),
+            X_ROW=x.stride(0), RESIDUAL_ROW=residual.stride(0), **_launch_shape(size),
         )  # fmt: skip
     return out, new_residual

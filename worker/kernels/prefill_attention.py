@@ -9,7 +9,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lockstep.worker.kernels.norm import row_stride
 from lockstep.worker.kernels.store_kv import cache_strides
 
 NO_WINDOW = 1 << 30
@@ -151,7 +150,7 @@ def prefill_attention(
         out, q, k_cache, v_cache, query_start_loc, context_lens,
         block_table, num_rows, num_tokens, window or NO_WINDOW, block_table.stride(0),
         scale * LOG2_E,
-        Q_ROW=row_stride(q), OUT_ROW=row_stride(out), **cache_strides(k_cache),
+        Q_ROW=q.stride(0), OUT_ROW=out.stride(0), **cache_strides(k_cache),
         BLOCK_SIZE=block_size, GROUP=group, GROUP_PAD=group_pad,
         HEAD_DIM=head_dim, HEAD_PAD=head_pad, **tiles,
     )  # fmt: skip

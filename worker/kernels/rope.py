@@ -7,8 +7,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lockstep.worker.kernels.norm import row_stride
-
 _HEADS = 4
 
 
@@ -86,7 +84,7 @@ def norm_rope_(
     grid = (num_tokens, triton.cdiv(num_heads, _HEADS) + triton.cdiv(num_kv_heads, _HEADS))
     _norm_rope_kernel[grid](
         q, k, q_weight, k_weight, positions, cos_sin, eps,
-        Q_ROW=row_stride(q), K_ROW=row_stride(k), NUM_HEADS=num_heads,
+        Q_ROW=q.stride(0), K_ROW=k.stride(0), NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
         HALF_PAD=triton.next_power_of_2(head_dim // 2), HEADS=_HEADS,
         NORM=weights is not None, num_warps=2,

@@ -4,8 +4,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lockstep.worker.kernels.norm import row_stride
-
 
 @triton.jit
 def _store_kv_kernel(
@@ -52,7 +50,7 @@ def store_kv(k: Tensor, v: Tensor, layer_kv: tuple[Tensor, Tensor], slots: Tenso
     k_cache, v_cache = layer_kv
     _store_kv_kernel[(num_tokens,)](
         k_cache, v_cache, k, v, slots,
-        K_ROW=row_stride(k), V_ROW=row_stride(v), **cache_strides(k_cache),
+        K_ROW=k.stride(0), V_ROW=v.stride(0), **cache_strides(k_cache),
         BLOCK_SIZE=k_cache.shape[1], NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
         HEADS_PAD=triton.next_power_of_2(num_kv_heads),
         HEAD_PAD=triton.next_power_of_2(head_dim),
