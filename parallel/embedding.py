@@ -54,15 +54,14 @@ class ParallelLMHead(nn.Module):
         self.shape = embedding.shape
         self.start = embedding.start
         self.shard = embedding.shard
-        self.num_real = sum(piece.length for piece in self.shard.pieces)
         self.tied = tied
         rows = embedding.weight
         self.weight = rows if tied else nn.Parameter(torch.zeros_like(rows), requires_grad=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
         logits = _matmul_float32(hidden, self.weight)
-        if self.num_real < self.shard.local_size:
-            logits[:, self.num_real :] = float("-inf")
+        if self.shard.length < self.shard.local_size:
+            logits[:, self.shard.length :] = float("-inf")
         return logits
 
     def weight_shards(self, name: str) -> Iterator[WeightShard]:

@@ -8,25 +8,17 @@ same shapes.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
-
-
-class Piece(NamedTuple):
-    """A run of rows (or columns): where it starts in the checkpoint and in the rank's shard."""
-
-    source: int
-    target: int
-    length: int
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The part of one dim that a rank keeps. What no piece covers is zero."""
+    """The run of one dim that a rank keeps: first in its ``local_size``, which ends in zeros."""
 
     dim: int
     full_size: int
+    start: int
+    length: int
     local_size: int
-    pieces: tuple[Piece, ...]
 
 
 def split_range(size: int, tp_size: int, rank: int, *, what: str = "size") -> tuple[int, int]:
@@ -49,20 +41,19 @@ def padded_vocab(vocab_size: int, tp_size: int) -> int:
 def even_shard(size: int, tp_size: int, rank: int, *, dim: int = 0, what: str = "size") -> Shard:
     """Equal shares of a dim that must divide."""
     start, stop = split_range(size, tp_size, rank, what=what)
-    return Shard(dim, size, stop - start, (Piece(start, 0, stop - start),))
+    return Shard(dim, size, start, stop - start, stop - start)
 
 
 def whole_shard(size: int) -> Shard:
     """What every rank keeps in full, along dim 0."""
-    return Shard(0, size, size, (Piece(0, 0, size),))
+    return Shard(0, size, 0, size, size)
 
 
 def vocab_shard(vocab_size: int, tp_size: int, rank: int) -> Shard:
     """A rank's rows of the padded vocabulary; the rows past the vocabulary are zero."""
-    start, stop = split_range(padded_vocab(vocab_size, tp_size), tp_size, rank)
-    kept = max(0, min(stop, vocab_size) - start)
-    pieces = (Piece(start, 0, kept),) if kept else ()
-    return Shard(0, vocab_size, stop - start, pieces)
+    first, last = split_range(padded_vocab(vocab_size, tp_size), tp_size, rank)
+    start, stop = min(first, vocab_size), min(last, vocab_size)
+    return Shard(0, vocab_size, start, stop - start, last - first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,17 +130,7 @@ class HeadLayout:
 
 
 def _head_shard(heads: Sequence[int | None], num_heads: int, head_dim: int, dim: int) -> Shard:
-    pieces: list[Piece] = []
-    for place, head in enumerate(heads):
-        if head is not None:
-            _append(pieces, Piece(head * head_dim, place * head_dim, head_dim))
-    return Shard(dim, num_heads * head_dim, len(heads) * head_dim, tuple(pieces))
-
-
-def _append(pieces: list[Piece], piece: Piece) -> None:
-    """Join neighbours, so that a rank reads one run of rows where it can."""
-    last = pieces[-1] if pieces else Piece(-1, -1, 0)
-    if (last.source + last.length, last.target + last.length) == (piece.source, piece.target):
-        pieces[-1] = last._replace(length=last.length + piece.length)
-    else:
-        pieces.append(piece)
+    # A rank's heads are neighbours in the checkpoint, and its zero heads come last.
+    real = [head for head in heads if head is not None]
+    start = real[0] * head_dim if real else 0
+    return Shard(dim, num_heads * head_dim, start, len(real) * head_dim, len(heads) * head_dim)

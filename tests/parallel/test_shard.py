@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from lockstep.parallel.shard import (
     HeadLayout,
-    Piece,
+    Shard,
     even_shard,
     padded_vocab,
     split_range,
@@ -74,16 +74,14 @@ def test_every_query_head_is_on_one_rank_beside_its_kv_head(layout):
 
 @settings(deadline=None)
 @given(layouts(), st.integers(1, 8))
-def test_pieces_of_a_shard_are_its_heads(layout, head_dim):
+def test_a_shard_is_the_rows_of_its_heads(layout, head_dim):
     for rank in range(layout.tp_size):
         for heads, shard in (
             (layout.query_heads(rank), layout.query_shard(rank, head_dim, dim=1)),
             (layout.kv_heads(rank), layout.kv_shard(rank, head_dim)),
         ):
-            rows = [None] * shard.local_size
-            for source, target, length in shard.pieces:
-                assert rows[target : target + length] == [None] * length
-                rows[target : target + length] = range(source, source + length)
+            rows = [*range(shard.start, shard.start + shard.length)]
+            rows += [None] * (shard.local_size - shard.length)
             expected = [
                 None if head is None else head * head_dim + i
                 for head in heads
@@ -97,7 +95,7 @@ def test_pieces_of_a_shard_are_its_heads(layout, head_dim):
 def test_no_padding_where_heads_divide(layout):
     if layout.num_kv_heads % layout.tp_size == 0:
         assert layout.num_heads_local * layout.tp_size == layout.num_heads
-        assert all(len(layout.kv_shard(rank, 4).pieces) == 1 for rank in range(layout.tp_size))
+        assert all(None not in layout.query_heads(rank) for rank in range(layout.tp_size))
 
 
 @settings(deadline=None)
@@ -106,17 +104,14 @@ def test_vocabulary_is_covered_once_by_equal_shares(vocab_size, tp_size):
     shards = [vocab_shard(vocab_size, tp_size, rank) for rank in range(tp_size)]
     assert len({shard.local_size for shard in shards}) == 1
     assert sum(shard.local_size for shard in shards) == padded_vocab(vocab_size, tp_size)
-    rows = [
-        piece.source + i for shard in shards for piece in shard.pieces for i in range(piece.length)
-    ]
+    rows = [row for shard in shards for row in range(shard.start, shard.start + shard.length)]
     assert rows == list(range(vocab_size))
     assert padded_vocab(vocab_size, tp_size) - vocab_size < tp_size
 
 
 def test_even_shard():
     assert split_range(12, 3, 1) == (4, 8)
-    shard = even_shard(12, 3, 2, dim=1)
-    assert (shard.dim, shard.local_size, shard.pieces) == (1, 4, (Piece(8, 0, 4),))
+    assert even_shard(12, 3, 2, dim=1) == Shard(1, 12, start=8, length=4, local_size=4)
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,8 @@ STATES = TABLE[:5].abs() + 0.1
 
 def fill(weights, table):
     for weight in weights:
-        for piece in weight.shard.pieces:
-            rows = table[piece.source : piece.source + piece.length]
-            weight.target[piece.target : piece.target + piece.length] = rows
+        start, length = weight.shard.start, weight.shard.length
+        weight.target[:length] = table[start : start + length]
 
 
 def embed_and_score(rank: Rank, tied: bool):

@@ -35,10 +35,11 @@ def test_every_rank_holds_its_part_of_one_model():
     for size in (2, 3, 4):
         for rank in range(size):
             for weight in load(OneRank(rank, size)).weight_shards():
-                for source, target, length in weight.shard.pieces:
-                    dim = weight.shard.dim
-                    expected = whole[weight.name].narrow(dim, source, length)
-                    assert torch.equal(weight.target.narrow(dim, target, length), expected)
+                shard, dim = weight.shard, weight.shard.dim
+                expected = whole[weight.name].narrow(dim, shard.start, shard.length)
+                assert torch.equal(weight.target.narrow(dim, 0, shard.length), expected)
+                rest = shard.local_size - shard.length
+                assert not weight.target.narrow(dim, shard.length, rest).any()
 
 
 def test_no_weight_is_zero_and_deviations_are_as_configured():

@@ -18,9 +18,11 @@ CORPUS = [
     "def main():\n    print('hello world', 123456)\n\treturn x == y\r\n",
     "Ünïcödé and 日本語 text, émigré naïve café 42 times 3.14159.",
 ] * 3
-TEXTS = st.text(
-    st.one_of(st.sampled_from("thequick 0123456789'\n\t .,é日"), st.characters(codec="utf-8")),
-    max_size=60,
+_WORDS = [word for text in CORPUS[:3] for word in text.split(" ")]
+TEXTS = st.one_of(
+    st.text(st.sampled_from("thequick 0123456789'\n\t .,é日"), max_size=60),
+    st.text(max_size=30),
+    st.lists(st.sampled_from(_WORDS), max_size=8).map(" ".join),
 )
 SPECIAL = ["<|unk|>", "<|bos|>", "<|eos|>"]
 TYPES = {"special": 3, "user": 4, "normal": 1, "byte": 6}
@@ -64,9 +66,10 @@ def byte_level(tmp_path_factory):
     tokens = [*SPECIAL, *words, "<think>"]
     types = ["special"] * 3 + ["normal"] * len(words) + ["user"]
 
-    def make(pre, **keys):
+    def make(pre, *, without=None, **keys):
         path = tmp_path_factory.mktemp("byte") / f"{pre}.gguf"
-        return write(path, "gpt2", tokens, types, merges=merges, pre=pre, **keys)
+        kept = [merge for merge in merges if merge != without]
+        return write(path, "gpt2", tokens, types, merges=kept, pre=pre, **keys)
 
     return make
 
@@ -118,6 +121,13 @@ def test_smollm_splits_digits_and_is_else_as_gpt2(byte_level):
     assert smollm.encode(CORPUS[2][:40]).ids == gpt2.encode(CORPUS[2][:40]).ids
 
 
+def test_llama3_takes_whole_words_before_merging(byte_level):
+    # "Ġquick" stays a token, but no merge leads to it any more.
+    for pre, expected in (("llama-bpe", ["Ġquick"]), ("gpt-2", ["Ġqu", "ick"])):
+        tokenizer = build_tokenizer(open_gguf(byte_level(pre, without="Ġqu ick")))
+        assert tokenizer.encode(" quick", add_special_tokens=False).tokens == expected
+
+
 def test_scored_pieces(scored):
     ours, theirs = build_tokenizer(open_gguf(scored)), oracle(scored)
 
@@ -131,6 +141,16 @@ def test_scored_pieces(scored):
     text = "the quick 日本 fox"
     ids = ours.encode(text).ids
     assert ids[0] == 1 and ours.decode(ids) == text
+
+
+@pytest.mark.parametrize(("better", "tokens"), [("ab", ["▁", "ab", "c"]), ("bc", ["▁", "a", "bc"])])
+def test_pieces_with_a_better_score_are_made_first(tmp_path, better, tokens):
+    pieces = [*SPECIAL, "▁", "a", "b", "c", "ab", "bc"]
+    scores = [-1.0 if piece == better else -2.0 for piece in pieces]
+    types = ["special"] * 3 + ["normal"] * 6
+    path = write(tmp_path / "few.gguf", "llama", pieces, types, scores=scores)
+    tokenizer = build_tokenizer(open_gguf(path))
+    assert tokenizer.encode("abc", add_special_tokens=False).tokens == tokens
 
 
 def test_special_tokens_are_left_out_of_text_and_never_split(byte_level):

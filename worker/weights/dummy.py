@@ -31,7 +31,6 @@ class DummySource:
         self._seed = seed
         self._device = device
         self._dtype = dtype
-        self._last: tuple[str, Tensor] | None = None
 
     def names(self) -> Collection[str]:
         return self._shapes.keys()
@@ -40,14 +39,8 @@ class DummySource:
         return self._shapes[name]
 
     def read(self, name: str, dim: int, start: int, length: int) -> Tensor:
-        # The pieces of one tensor are read one after another: it is drawn once for them all.
-        if self._last is None or self._last[0] != name:
-            self._last = (name, self._draw(name))
-        return self._last[1].narrow(dim, start, length)
-
-    def _draw(self, name: str) -> Tensor:
         digest = blake2b(f"{self._seed}:{name}".encode(), digest_size=8).digest()
         generator = torch.Generator(self._device).manual_seed(int.from_bytes(digest) >> 1)
         tensor = torch.empty(self._shapes[name], device=self._device, dtype=self._dtype)
         mean = 1.0 if name.endswith("norm.weight") else 0.0
-        return tensor.normal_(mean, self._std, generator=generator)
+        return tensor.normal_(mean, self._std, generator=generator).narrow(dim, start, length)

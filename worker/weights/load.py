@@ -100,13 +100,12 @@ def check(source: TensorSource, weights: Sequence[WeightShard], where: str) -> N
 
 
 def _fill(weight: WeightShard, source: TensorSource) -> int:
-    num_bytes = 0
-    dim = weight.shard.dim
-    for piece in weight.shard.pieces:
-        part = source.read(weight.name, dim, piece.source, piece.length)
-        weight.target.narrow(dim, piece.target, piece.length).copy_(part)
-        num_bytes += part.nbytes
-    return num_bytes
+    shard = weight.shard
+    if not shard.length:
+        return 0
+    part = source.read(weight.name, shard.dim, shard.start, shard.length)
+    weight.target.narrow(shard.dim, 0, shard.length).copy_(part)
+    return part.nbytes
 
 
 def _settle(device: torch.device) -> None:
