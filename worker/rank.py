@@ -30,9 +30,9 @@ class Rank:
         self._cuda = kv.storage.is_cuda
         backend = CudaBackend(kv.storage.device) if self._cuda else HostBackend()
         self.graph_runner = GraphRunner(backend, topology)
-        self._parts = build_parts(config, topology, model, kv, self.graph_runner)
+        self.parts = build_parts(config, topology, model, kv, self.graph_runner)
         replica_index = topology.spec.dp_rank % config.parallel.lockstep_dp_size
-        self.runner = ModelRunner(self._parts, replica_index)
+        self.runner = ModelRunner(self.parts, replica_index)
 
     def warm_up(self, stages: Stages) -> None:
         """Run the heaviest eager steps and forget them."""
@@ -49,7 +49,7 @@ class Rank:
 
     def capture(self, manifest: Manifest, stages: Stages) -> None:
         """Capture the manifest's graphs and compare each with its step."""
-        parts = self._parts
+        parts = self.parts
         parts.graphs.capture(manifest, partial(stages.tell, "capture"))
         SelfCheck(parts).run(self._config.model.vocab_size)
         self.runner.clear()
@@ -59,8 +59,8 @@ class Rank:
 
     @property
     def num_graphs(self) -> int:
-        return self._parts.graphs.num_graphs
+        return self.parts.graphs.num_graphs
 
     def release(self) -> None:
         """Drop all graphs."""
-        self._parts.graphs.release()
+        self.parts.graphs.release()

@@ -18,11 +18,11 @@ from lockstep.worker.schedule.scheduler import Scheduler
 
 
 def serve_on_ranks(
-    rank: Rank, config_bytes: bytes, adds: list[AddRequest]
+    rank: Rank, config_bytes: bytes, adds: list[AddRequest], device: str = "cpu"
 ) -> tuple[dict[str, list[int]], list[StepPlan]]:
     """(tokens by request, plans) of one lockstep group that is the whole world."""
     config = msgspec.msgpack.decode(config_bytes, type=WorkerConfig)
-    topology = join(rank, **msgspec.structs.asdict(config.parallel))
+    topology = join(rank, device=device, **msgspec.structs.asdict(config.parallel))
     worker = Worker(config, topology.spec, topology)
     ready = worker.start()
     scheduler = make_scheduler(config, ready.num_blocks)

@@ -1,0 +1,98 @@
+"""Memory of a worker on a GPU: filled to the promise, addressable to the top, nothing new later."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from gpu_rig import BLOCKS_PER_LANE, MAX_LANES, GpuRig, gpu_config, gpu_requests
+from inline import make_scheduler, run_turns
+
+from lockstep.worker import start_up
+from lockstep.worker.graphs.mode import RunMode
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def compiles() -> Iterator[list[object]]:
+    """Kernels that Triton compiled or loaded, one entry each."""
+    from triton import knobs
+
+    seen: list[object] = []
+    before = knobs.runtime.jit_post_compile_hook
+    knobs.runtime.jit_post_compile_hook = lambda *args, **kwargs: seen.append(kwargs.get("repr"))
+    yield seen
+    knobs.runtime.jit_post_compile_hook = before
+
+
+def used_fraction() -> float:
+    torch.cuda.synchronize()
+    free, total = torch.cuda.mem_get_info()
+    return (total - free) / total
+
+
+def serve_full_load(rig: GpuRig, **sampling: object) -> None:
+    """Twice as many requests as lanes, so that lanes join, leave and move."""
+    scheduler = make_scheduler(rig.worker.config, rig.ready.num_blocks)
+    for add in gpu_requests(2 * MAX_LANES, max_tokens=40, **sampling):
+        scheduler.add(add)
+    served = run_turns(rig.worker, scheduler)
+    assert set(served.finish.values()) == {"length"}
+    scheduler.check_conserved()
+
+
+@pytest.mark.parametrize("utilization", [0.5, 0.9])
+def test_used_memory_is_what_was_promised_and_stays(
+    utilization: float, compiles: list[object]
+) -> None:
+    rig = GpuRig(gpu_config(num_blocks=None, utilization=utilization))
+    assert used_fraction() == pytest.approx(utilization, abs=0.01)
+    compiles.clear()
+    mallocs = torch.cuda.memory_stats()["num_device_alloc"]
+    for sampling in (
+        {"temperature": 0.0},
+        {"temperature": 0.9, "top_p": 0.9, "top_k": 30, "presence_penalty": 0.2, "seed": 1},
+        {"temperature": 0.9, "logprobs": 5, "seed": 2},
+    ):
+        rig.worker._next_step = None
+        serve_full_load(rig, **sampling)
+        assert used_fraction() == pytest.approx(utilization, abs=0.01)
+    assert torch.cuda.memory_stats()["num_device_alloc"] == mallocs
+    assert torch.cuda.memory_stats()["num_alloc_retries"] == 0
+    assert compiles == []
+    rig.close()
+
+
+def test_the_top_blocks_of_a_full_pool_work() -> None:
+    rig = GpuRig(gpu_config(num_blocks=None, utilization=0.9))
+    made = []
+    tops = [rig.ready.num_blocks - 1, MAX_LANES * BLOCKS_PER_LANE]
+    for top in tops:
+        blocks = [
+            [top - lane * BLOCKS_PER_LANE - i for i in range(BLOCKS_PER_LANE)] for lane in range(4)
+        ]
+        made.append([rig.prefill(4, blocks).token_ids])
+        made[-1] += [rig.decode(RunMode.FULL, 4)[0] for _ in range(12)]
+        rig.keep(0)
+    assert made[0] == made[1]
+    byte_offset = tops[0] * rig.kv.layout.block_bytes
+    assert byte_offset > 2**32, "the pool is too small to show anything"
+    rig.close()
+
+
+def test_without_mapping_the_estimate_keeps_the_promise_from_below(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(start_up, "unavailable_reason", lambda device: "told so by a test")
+    rig = GpuRig(gpu_config(num_blocks=None, utilization=0.5))
+    assert "estimated, since it cannot be mapped: told so by a test" in caplog.text
+    serve_full_load(rig)
+    assert 0.45 < used_fraction() < 0.51
+    rig.close()
+
+
+def test_closing_gives_the_memory_back() -> None:
+    before = used_fraction()
+    rig = GpuRig(gpu_config(num_blocks=None, utilization=0.5))
+    rig.close()
+    assert used_fraction() < before + 0.02

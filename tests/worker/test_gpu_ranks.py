@@ -1,0 +1,82 @@
+"""Several GPUs against one: the same tokens in float32, with graphs and in lockstep."""
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from gpu_rig import gpu_config, gpu_requests, prompt_of
+from lockstep_ranks import serve_on_ranks
+from ranks import Rank, run_ranks
+from ranks import join as join_ranks
+from rig import chunk, join
+
+from lockstep.comm.messages import ReplicaPlan, StepAgreement, StepPlan
+from lockstep.parallel.config import ParallelConfig
+from lockstep.worker.config import WorkerConfig
+from lockstep.worker.graphs.mode import RunMode
+from lockstep.worker.loop import Worker
+
+pytestmark = [pytest.mark.multigpu, pytest.mark.timeout(300)]
+
+PROMPTS = (1, 7, 12)
+BLOCKS = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+
+
+def serve(parallel: ParallelConfig, number: int, **options: object) -> list[dict[str, list[int]]]:
+    config = msgspec.msgpack.encode(gpu_config(parallel=parallel, **options))
+    adds = gpu_requests(number, max_tokens=24)
+    outcomes = run_ranks(
+        serve_on_ranks, parallel.world_size, config, adds, "cuda", gloo=False, timeout_s=240
+    )
+    return [tokens for tokens, _ in outcomes]
+
+
+def logits_on_rank(rank: Rank, config_bytes: bytes) -> tuple[np.ndarray, np.ndarray]:
+    """This rank's logits of three prompts, and after one replayed decode step."""
+    config = msgspec.msgpack.decode(config_bytes, type=WorkerConfig)
+    topology = join_ranks(rank, device="cuda", **msgspec.structs.asdict(config.parallel))
+    worker = Worker(config, topology.spec, topology)
+    worker.start()
+    state = worker._started.rank.parts.state
+    prompts = [prompt_of(i) for i in PROMPTS]
+    joins = [join(i, BLOCKS[i], num_prompt=len(prompt)) for i, prompt in enumerate(prompts)]
+    chunks = [chunk(i, prompt) for i, prompt in enumerate(prompts)]
+    mixed = StepAgreement(RunMode.EAGER, None, [sum(map(len, prompts))], 0)
+    worker.execute(StepPlan(0, 0, mixed, [ReplicaPlan(3, joins=joins, chunks=chunks)]))
+    prefilled = state.logits[:3].cpu().numpy()
+    full = StepAgreement(RunMode.FULL, 4, [3], 1)
+    worker.execute(StepPlan(0, 1, full, [ReplicaPlan(3)]))
+    decoded = state.logits[:3].cpu().numpy()
+    worker.close()
+    topology.destroy()
+    return prefilled, decoded
+
+
+def all_logits(tp_size: int) -> list[np.ndarray]:
+    """[3, vocab_size], prefilled and decoded, put together from the ranks' shards."""
+    parallel = ParallelConfig(tp_size=tp_size)
+    config = gpu_config(parallel=parallel)
+    shards = run_ranks(
+        logits_on_rank, tp_size, msgspec.msgpack.encode(config), gloo=False, timeout_s=240
+    )
+    vocab_size = config.model.vocab_size
+    return [np.concatenate(parts, 1)[:, :vocab_size] for parts in zip(*shards, strict=True)]
+
+
+def test_two_tensor_parallel_ranks_have_the_logits_of_one() -> None:
+    assert not torch.backends.cuda.matmul.allow_tf32
+    for one, two in zip(all_logits(1), all_logits(2), strict=True):
+        np.testing.assert_allclose(two, one, rtol=0, atol=1e-4)
+
+
+def test_two_tensor_parallel_ranks_give_the_tokens_of_one() -> None:
+    [expected] = serve(ParallelConfig(), 30)
+    assert serve(ParallelConfig(tp_size=2), 30) == [expected] * 2
+    assert serve(ParallelConfig(tp_size=2), 30, graph_mode="NONE") == [expected] * 2
+
+
+@pytest.mark.parametrize("number", [1, 30], ids=["one idle", "both busy"])
+def test_replicas_in_lockstep_with_graphs(number: int) -> None:
+    [expected] = serve(ParallelConfig(), number)
+    parallel = ParallelConfig(dp_size=2, dp_lockstep="always", verify_agreement=True)
+    assert serve(parallel, number) == [expected] * 2
