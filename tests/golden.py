@@ -1,0 +1,171 @@
+"""The golden matrix: every way to run SmolLM2 in float32 gives the same tokens.
+
+As a program it runs all of the matrix and writes a report; tests/launcher/test_golden.py runs a
+pairwise cover of it. Expected tokens come from another implementation (data/golden_smollm2.json).
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from pairwise import Case, all_cases
+
+GOLDEN = Path(__file__).parent / "data" / "golden_smollm2.json"
+AXES = {
+    "shape": ("1x1", "2x1", "3x1", "1x2", "2x2"),
+    "launcher": ("ray", "torchrun"),
+    "loop": ("overlapped", "plain"),
+    "graphs": ("host", "eager"),
+    "prefix cache": ("on", "off"),
+    "pool": ("ample", "tiny"),
+    "requests": ("mixed", "alone"),
+}
+# Eight blocks for requests of up to seven: two long answers cannot both be held to their end.
+POOLS = {"ample": 129, "tiny": 9}
+TIMEOUT_S = 600
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a case gave; ``difference`` is empty if all tokens are as expected."""
+
+    difference: str
+    num_requests: int
+    preemptions: int
+    seconds: float
+
+
+def golden_items() -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = json.loads(GOLDEN.read_text())["items"]
+    return items
+
+
+def degrees(case: Case) -> tuple[int, int]:
+    """(TP, DP) of a case."""
+    tp, dp = case["shape"].split("x")
+    return int(tp), int(dp)
+
+
+def settings(case: Case) -> list[str]:
+    """The case as flags."""
+    tp, dp = degrees(case)
+    flags = [
+        *("--model", "smollm2", "--device", "cpu", "--temperature", "0", "--max-tokens", "64"),
+        *("-tp", str(tp), "-dp", str(dp)),
+        *("--max-num-seqs", "4", "--max-num-batched-tokens", "48", "--max-model-len", "128"),
+        *("--num-gpu-blocks-override", str(POOLS[case["pool"]])),
+        "--async-scheduling" if case["loop"] == "overlapped" else "--no-async-scheduling",
+        "--enable-prefix-caching" if case["prefix cache"] == "on" else "--no-enable-prefix-caching",
+    ]
+    flags += ["--enforce-eager"] if case["graphs"] == "eager" else []
+    flags += ["--max-concurrency", "1"] if case["requests"] == "alone" else []
+    return flags
+
+
+def requests(case: Case) -> list[dict[str, Any]]:
+    """Each prompt once; mixed, the longest so often that some replica must hold two of it."""
+    first, second, longest = golden_items()
+    if case["requests"] == "alone":
+        return [first, second, longest]
+    _, dp = degrees(case)
+    return [*[longest] * (dp + 1), first, second]
+
+
+def command(case: Case) -> list[str]:
+    """The program that runs a case, without its arguments."""
+    if case["launcher"] == "ray":
+        return [sys.executable, "-P", "-m", "lockstep"]
+    tp, dp = degrees(case)
+    torchrun = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone"]
+    return [*torchrun, f"--nproc-per-node={tp * dp}", "-m", "lockstep.launcher.torchrun"]
+
+
+def run(case: Case) -> Verdict:
+    """Start an engine for the case, answer its requests, compare."""
+    asked = requests(case)
+    began = time.monotonic()
+    with TemporaryDirectory() as folder:
+        source, target = Path(folder, "in.jsonl"), Path(folder, "out.jsonl")
+        source.write_text("".join(json.dumps({"prompt": item["prompt"]}) + "\n" for item in asked))
+        files = ["--prompts-file", str(source), "--output", str(target)]
+        done = subprocess.run(
+            [*command(case), "generate", *settings(case), *files],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+        )
+        text = target.read_text() if target.exists() else ""
+    seconds = time.monotonic() - began
+    if done.returncode != 0:
+        return Verdict(f"exit {done.returncode}: {done.stderr[-2000:]}", len(asked), 0, seconds)
+    records = [json.loads(line) for line in text.splitlines()]
+    return Verdict(difference(asked, records), len(asked), preemptions(done.stderr), seconds)
+
+
+def difference(asked: list[dict[str, Any]], records: list[dict[str, Any]]) -> str:
+    """The first token that is not as expected, or nothing."""
+    if len(asked) != len(records):
+        return f"{len(records)} answers to {len(asked)} requests"
+    for item, record in zip(asked, records, strict=True):
+        where = f"request {record['index']} ({item['prompt']!r})"
+        if "error" in record:
+            return f"{where}: {record['error']}"
+        if record["num_prompt_tokens"] != len(item["prompt_ids"]):
+            return f"{where}: {record['num_prompt_tokens']} prompt tokens"
+        pairs = enumerate(zip(item["output_ids"], record["token_ids"], strict=False))
+        wrong = next((f"{n}: {got}, not {want}" for n, (want, got) in pairs if want != got), None)
+        if wrong:
+            return f"{where}: token {wrong}"
+        if (record["token_ids"], record["text"]) != (item["output_ids"], item["text"]):
+            return f"{where}: {len(record['token_ids'])} tokens, text {record['text']!r}"
+    return ""
+
+
+def preemptions(stderr: str) -> int:
+    words = stderr.replace(",", " ").split()
+    return int(words[words.index("preemptions") - 1]) if "preemptions" in words else 0
+
+
+def report(cases: list[Case]) -> Iterator[str]:
+    """Lines of a Markdown table, as the cases end."""
+    yield "| " + " | ".join([*AXES, "requests run", "preemptions", "seconds", "tokens"]) + " |\n"
+    yield "|" + "---|" * (len(AXES) + 4) + "\n"
+    for case in cases:
+        verdict = run(case)
+        outcome = verdict.difference.replace("\n", " ") or "as expected"
+        counts = (verdict.num_requests, verdict.preemptions, f"{verdict.seconds:.0f}")
+        yield "| " + " | ".join(map(str, [*case.values(), *counts, outcome])) + " |\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--report", type=Path, required=True)
+    path = parser.parse_args().report
+    lines = []
+    for line in report(all_cases(AXES)):
+        lines.append(line)
+        sys.stderr.write(line)
+    failed = sum(not line.endswith("| as expected |\n") for line in lines[2:])
+    path.write_text(_HEADING.format(cases=len(lines) - 2, failed=failed) + "".join(lines))
+    return 1 if failed else 0
+
+
+_HEADING = """# The golden matrix
+
+Made by `make golden` on a CPU: {cases} cases, {failed} of them with other tokens than those that
+transformers gave for the same prompts (tests/data/golden_smollm2.json). Shapes are TP x DP; a tiny
+pool holds eight blocks of KV, so that requests are preempted; mixed requests share batches, others
+run alone.
+
+"""
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

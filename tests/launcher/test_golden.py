@@ -1,0 +1,54 @@
+"""SmolLM2 gives the golden tokens: in this process, and over a pairwise cover of the matrix."""
+
+from typing import Any
+
+import golden
+import pytest
+from pairwise import Case, all_cases, pairs, pairwise
+
+from lockstep.comm.sampling import SamplingParams
+from lockstep.launcher.llm import LLM
+from lockstep.launcher.local import start_inline_engine
+
+COVER = pairwise(golden.AXES)
+
+
+def test_the_cover_is_small_and_complete() -> None:
+    wanted = set().union(*map(pairs, all_cases(golden.AXES)))
+    assert set().union(*map(pairs, COVER)) == wanted
+    assert len(COVER) == 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", COVER, ids=lambda case: "-".join(case.values()))
+def test_every_launcher_gives_the_golden_tokens(case: Case) -> None:
+    verdict = golden.run(case)
+    assert verdict.difference == ""
+    crowded = case["pool"] == "tiny" and case["requests"] == "mixed"
+    assert (verdict.preemptions > 0) == crowded
+
+
+@pytest.mark.parametrize(
+    ("prefix_cache", "num_blocks", "eager"), [(True, 9, False), (False, 129, True)]
+)
+def test_one_rank_in_this_process(prefix_cache: bool, num_blocks: int, eager: bool) -> None:
+    items = golden.golden_items()
+    sampling = SamplingParams(temperature=0, max_tokens=64)
+    with LLM(
+        "smollm2",
+        start_engine=start_inline_engine,
+        device="cpu",
+        max_num_seqs=4,
+        max_num_batched_tokens=48,
+        max_model_len=128,
+        enable_prefix_caching=prefix_cache,
+        num_gpu_blocks_override=num_blocks,
+        enforce_eager=eager,
+    ) as llm:
+        prompts = [item["prompt_ids"] for item in [items[2], *items]]
+        outputs: list[Any] = llm.generate(prompts, sampling)
+        preemptions = sum(replica.num_preemptions for replica in llm.stats().replicas)
+    assert [output.token_ids for output in outputs] == [
+        item["output_ids"] for item in [items[2], *items]
+    ]
+    assert (preemptions > 0) == (num_blocks == 9)
