@@ -66,7 +66,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 # Producer: Scheduler. Consumer: front end.
-class TokenDelta(msgspec.Struct, frozen=True, tag="delta"):
+class TokenDelta(msgspec.Struct, frozen=True, tag="delta", gc=False):
     """New tokens of a request; ``finish_reason`` (stop, length, abort, error) with the last."""
 
     req_id: str

@@ -1,14 +1,10 @@
 """One request as the scheduler sees it: its tokens, its place, and how far it is planned."""
 
-import sys
-from array import array
 from enum import Enum
 
 from msgspec import structs
 
-from lockstep.comm.messages import AddRequest, unpack_ids
-
-NEVER = sys.maxsize
+from lockstep.comm.messages import ID_BYTES, AddRequest, unpack_ids
 
 
 class RequestState(Enum):
@@ -35,19 +31,20 @@ class Request:
         "block_keys",
         "cache_salt",
         "charge",
+        "check_at",
+        "due_step",
         "finish_reason",
         "lane",
         "max_outputs",
         "max_positions",
-        "next_event",
         "num_cached_tokens",
         "num_planned",
         "num_preemptions",
         "num_prompt_tokens",
         "num_published",
+        "packed_ids",
         "passed",
         "prefill_target",
-        "publish_at",
         "replica",
         "req_id",
         "sampling",
@@ -55,7 +52,6 @@ class Request:
         "state",
         "stop_ids",
         "stop_set",
-        "token_ids",
     )
 
     def __init__(self, add: AddRequest, *, max_outputs: int, seed: int, arrival: int) -> None:
@@ -65,8 +61,9 @@ class Request:
         self.stop_ids = add.stop_ids
         self.stop_set = frozenset(unpack_ids(add.stop_ids))
         self.cache_salt = add.cache_salt
-        self.token_ids = array("i", unpack_ids(add.prompt_ids))
-        self.num_prompt_tokens = len(self.token_ids)
+        # Prompt and committed outputs as they travel: appending and cutting need no conversion.
+        self.packed_ids = bytearray(add.prompt_ids)
+        self.num_prompt_tokens = self.num_tokens
         self.max_outputs = max_outputs
         # Positions it may compute in all: the last output token needs no KV.
         self.max_positions = self.num_prompt_tokens + max_outputs - 1
@@ -86,28 +83,43 @@ class Request:
 
     def _own_nothing(self) -> None:
         self.block_ids: list[int] = []
+        # Its lane needs a look at this step of the replica; until then it just decodes. At the
+        # step, num_planned positions are planned. 0 in prefill, and while out of a lane.
+        self.due_step = 0
         self.num_planned = 0
         self.prefill_target = 0
         self.num_published = 0
-        self.publish_at = NEVER
-        # A lane whose num_planned reached this needs a look; 0 while out of a lane or in prefill.
-        self.next_event = 0
+        # Bytes of packed_ids at which a commit looks: a block is full or the last output there.
+        self.check_at = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known: prompt and committed outputs."""
+        return len(self.packed_ids) // ID_BYTES
 
     @property
     def num_outputs(self) -> int:
         """Committed output tokens."""
-        return len(self.token_ids) - self.num_prompt_tokens
+        return self.num_tokens - self.num_prompt_tokens
+
+    def ids(self, start: int, end: int) -> bytes:
+        """Packed ids of the tokens ``start`` .. ``end - 1``."""
+        return bytes(self.packed_ids[start * ID_BYTES : end * ID_BYTES])
 
     @property
     def is_prefilling(self) -> bool:
         return self.num_planned < self.prefill_target
+
+    def num_planned_by(self, step: int) -> int:
+        """Positions planned before ``step`` of the replica."""
+        return self.num_planned - max(0, self.due_step - step)
 
     def begin(self, block_ids: list[int], num_computed: int) -> None:
         """Take a lane with blocks for all known tokens, the first ``num_computed`` in the cache."""
         self.state = RequestState.RUNNING
         self.block_ids = block_ids
         self.num_planned = num_computed
-        self.prefill_target = len(self.token_ids)
+        self.prefill_target = self.num_tokens
 
     def surrender(self, state: RequestState) -> list[int]:
         """Go on to ``state`` without blocks, and return those it had.

@@ -1,8 +1,8 @@
 """Keys of full blocks in the prefix cache: wide digests of all tokens up to the block's end."""
 
-import sys
-from array import array
 from hashlib import blake2b
+
+from lockstep.worker.request import Request
 
 KEY_BYTES = 32
 
@@ -16,13 +16,10 @@ def root_key(*, adapter: str = "", salt: str = "") -> bytes:
     return named.digest()
 
 
-def extend_keys(
-    keys: list[bytes], token_ids: "array[int]", num_blocks: int, block_size: int, root: bytes
-) -> None:
-    """Append keys until there are ``num_blocks``; each depends on its parent and its tokens."""
+def extend_keys(request: Request, num_blocks: int, block_size: int) -> None:
+    """Give a request keys of its first ``num_blocks`` blocks; each depends on its parent's."""
+    keys = request.block_keys
     for index in range(len(keys), num_blocks):
-        tokens = token_ids[index * block_size : (index + 1) * block_size]
-        if sys.byteorder == "big":
-            tokens.byteswap()
-        parent = keys[-1] if keys else root
-        keys.append(blake2b(parent + tokens.tobytes(), digest_size=KEY_BYTES).digest())
+        parent = keys[-1] if keys else root_key(salt=request.cache_salt)
+        ids = request.ids(index * block_size, (index + 1) * block_size)
+        keys.append(blake2b(parent + ids, digest_size=KEY_BYTES).digest())

@@ -50,14 +50,14 @@ def in_reach(waiting: Iterable[Request]) -> Iterator[Request]:
             return
 
 
-def choose_victim(running: Sequence[Request], preempt: str) -> Request:
+def choose_victim(running: Sequence[Request], preempt: str, step: int) -> Request:
     """Whom a full pool preempts: never by choice one that waited for its reserve.
 
     "youngest" keeps the order of arrival; "least_computed" throws least work away.
     """
 
     def cost(request: Request) -> tuple[bool, int, int]:
-        computed = request.num_planned if preempt == "least_computed" else 0
+        computed = request.num_planned_by(step) if preempt == "least_computed" else 0
         return request.num_preemptions >= RESERVE_AFTER, computed, -request.arrival
 
     return min(running, key=cost)
@@ -66,23 +66,22 @@ def choose_victim(running: Sequence[Request], preempt: str) -> Request:
 class PrefillAlignment:
     """Decides when the replicas of a lockstep group prefill, since one drags all out of graphs.
 
-    A prefill waits for the other replicas' prefills for at most ``max_defer_steps`` steps. Once
-    one runs, the others join at any step, as long as there is a step with prefill after another.
+    A prompt waits for prompts of the other replicas for at most ``max_defer_steps`` steps. A
+    prompt once begun goes on, and others join it at any step.
     """
 
     def __init__(self, max_defer_steps: int) -> None:
         self._max = max_defer_steps
         self._deferred = 0
-        self._running = False
 
-    def allow(self, wants: Sequence[bool], decodes: Sequence[bool]) -> bool:
-        """Whether this step may prefill, from what each replica wants and whether it decodes."""
-        if not any(wants):
-            self._deferred, self._running = 0, False
-            return True
+    def allow(self, wants: Sequence[bool], begun: Sequence[bool], decodes: Sequence[bool]) -> bool:
+        """Whether this step may prefill.
+
+        Per replica: whether a prompt could be computed, one is begun, and lanes decode.
+        """
         drags = any(decode and not want for want, decode in zip(wants, decodes, strict=True))
-        if drags and not self._running and self._deferred < self._max:
+        if any(wants) and drags and not any(begun) and self._deferred < self._max:
             self._deferred += 1
             return False
-        self._deferred, self._running = 0, True
+        self._deferred = 0
         return True

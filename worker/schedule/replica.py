@@ -4,10 +4,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from lockstep.comm.messages import Chunk, JoinLane, LaneBlocks, ReplicaPlan, pack_ids
+from lockstep.comm.messages import ID_BYTES, Chunk, JoinLane, LaneBlocks, ReplicaPlan, pack_ids
 from lockstep.worker.config import ScheduleConfig
 from lockstep.worker.request import Request, RequestState
-from lockstep.worker.schedule.block_keys import extend_keys, root_key
+from lockstep.worker.schedule.block_keys import extend_keys
 from lockstep.worker.schedule.block_pool import BlockPool
 from lockstep.worker.schedule.lanes import arrange
 from lockstep.worker.schedule.policy import choose_victim
@@ -58,6 +58,7 @@ class Replica:
         self.pool = BlockPool(num_blocks)
         self.waiting = WaitingQueue(self.pool, block_size=block_size, caching=caching)
         self.lanes: list[Request] = []
+        self.num_steps = 0
         self.num_preemptions = 0
         self.num_recomputed_tokens = 0
         self._block_size = block_size
@@ -75,15 +76,16 @@ class Replica:
 
     def publish(self, request: Request, num_computed: int) -> None:
         """Let others find the blocks that the first ``num_computed`` tokens, committed, fill."""
-        if not self._caching or not request.block_ids:
+        if not request.block_ids:
             return
-        full = num_computed // self._block_size
-        root = root_key(salt=request.cache_salt)
-        extend_keys(request.block_keys, request.token_ids, full, self._block_size, root)
+        full = num_computed // self._block_size if self._caching else 0
+        extend_keys(request, full, self._block_size)
         for index in range(request.num_published, full):
             self.pool.publish(request.block_ids[index], request.block_keys[index])
         request.num_published = max(full, request.num_published)
-        request.publish_at = (request.num_published + 1) * self._block_size
+        next_full = (request.num_published + 1) * self._block_size
+        last = request.max_positions
+        request.check_at = ID_BYTES * (1 + (min(next_full, last) if self._caching else last))
 
     @property
     def num_running(self) -> int:
@@ -96,8 +98,8 @@ class Replica:
 
     def settle(self) -> Due:
         """First half: sort out the lanes that need more than one more decode."""
-        due = Due()
-        for request in [each for each in self.lanes if each.num_planned >= each.next_event]:
+        due, step = Due(), self.num_steps
+        for request in [each for each in self.lanes if each.due_step <= step]:
             if request.state is not RequestState.RUNNING:
                 due.leaving.append(request.lane)
             elif request.is_prefilling:
@@ -119,13 +121,13 @@ class Replica:
         """
         while self.lacks_blocks(due):
             running = [each for each in self.lanes if each.state is RequestState.RUNNING]
-            victim = choose_victim(running, self._preempt)
+            victim = choose_victim(running, self._preempt, self.num_steps)
             due.leaving.append(victim.lane)
             due.growing = [each for each in due.growing if each is not victim]
             due.prefilling = [each for each in due.prefilling if each is not victim]
             due.preempted = True
             self.num_preemptions += 1
-            self.num_recomputed_tokens += victim.num_planned
+            self.num_recomputed_tokens += victim.num_planned_by(self.num_steps)
             victim.num_preemptions += 1
             self._surrender(victim, RequestState.WAITING)
             self.waiting.put_back(victim)
@@ -142,18 +144,14 @@ class Replica:
 
     def build(self, due: Due, *, prefill: bool) -> tuple[ReplicaPlan, StepLanes]:
         """Second half: the replica's part of a step; without ``prefill`` prompts wait."""
-        running = self._running(due)
         budget = self._budget - self.num_decodes(due)
-        for request in running:
-            request.num_planned += 1
-        for request in due.prefilling:
-            request.num_planned -= 1
         grown = [(request, self._grow(request)) for request in due.growing]
         pieces, joins = list[Piece](), list[Piece]()
         if prefill and (due.prefilling or self.waiting):
             pieces, budget = self._cut(due.prefilling, budget)
             if not due.preempted:
-                joins = self._admit(running, budget)
+                joins = self._admit(self._running(due), budget)
+        self.num_steps += 1
         moves = self._rearrange(due.leaving, [piece.request for piece in joins])
         return self._plan(due, moves, joins, grown, pieces + joins)
 
@@ -162,10 +160,10 @@ class Replica:
         due: Due,
         moves: list[tuple[int, int]],
         joins: list[Piece],
-        grown: list[tuple[Request, int]],
+        grown: list[tuple[Request, bytes]],
         pieces: list[Piece],
     ) -> tuple[ReplicaPlan, StepLanes]:
-        new_blocks = [LaneBlocks(each.lane, pack_ids([block_id])) for each, block_id in grown]
+        new_blocks = [LaneBlocks(request.lane, packed) for request, packed in grown]
         if not pieces and not due.prefilling:
             plan = ReplicaPlan(len(self.lanes), due.leaving, moves, [], new_blocks)
             return plan, StepLanes(self._snapshot)
@@ -192,15 +190,18 @@ class Replica:
         self.pool.release(request.surrender(state))
         self.waiting.try_again()
 
-    def _grow(self, request: Request) -> int:
+    def _grow(self, request: Request) -> bytes:
+        """Own one block more; returns its packed id."""
         (block_id,) = self.pool.take(1)
         request.block_ids.append(block_id)
-        self._set_next_event(request)
-        return block_id
+        self._decode_from(request, self.num_steps)
+        return block_id.to_bytes(ID_BYTES, "little")
 
-    def _set_next_event(self, request: Request) -> None:
-        owned = len(request.block_ids) * self._block_size
-        request.next_event = min(owned, request.max_positions)
+    def _decode_from(self, request: Request, step: int) -> None:
+        """Let a lane decode until its blocks are full or its last output is planned."""
+        until = min(len(request.block_ids) * self._block_size, request.max_positions)
+        request.due_step = step + until - request.num_planned
+        request.num_planned = until
 
     def _cut(self, requests: Iterable[Request], budget: int) -> tuple[list[Piece], int]:
         """The next piece of each prompt, as far as the budget goes."""
@@ -210,10 +211,11 @@ class Replica:
                 break
             start = request.num_planned
             request.num_planned = min(request.prefill_target, start + budget)
-            pieces.append(Piece(request, start, request.num_planned))
-            budget -= request.num_planned - start
-            if pieces[-1].samples:
-                self._set_next_event(request)
+            piece = Piece(request, start, request.num_planned)
+            pieces.append(piece)
+            budget -= piece.end - start
+            if piece.samples:
+                self._decode_from(request, self.num_steps + 1)
         return pieces, budget
 
     def _admit(self, running: list[Request], budget: int) -> list[Piece]:
@@ -258,5 +260,5 @@ def _join(piece: Piece) -> JoinLane:
 
 
 def _chunk(piece: Piece) -> Chunk:
-    ids = piece.request.token_ids[piece.start : piece.end]
-    return Chunk(piece.request.lane, pack_ids(ids), piece.samples)
+    ids = piece.request.ids(piece.start, piece.end)
+    return Chunk(piece.request.lane, ids, piece.samples)

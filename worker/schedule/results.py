@@ -1,11 +1,14 @@
 """Read the result of a step through the lane table of that step."""
 
 from collections.abc import Callable
+from struct import Struct
 
 from lockstep.comm.errors import RankMismatch
-from lockstep.comm.messages import ID_BYTES, StepResult, TokenDelta, unpack_ids
+from lockstep.comm.messages import StepResult, TokenDelta, unpack_ids
 from lockstep.worker.request import Request
 from lockstep.worker.schedule.replica import Replica, StepLanes
+
+_ONE_ID = Struct("4s")
 
 # Ends a request for a reason.
 Finish = Callable[[Request, str], None]
@@ -32,20 +35,22 @@ def read_result(
     for piece in lanes.pieces:
         replica.publish(piece.request, piece.end)
         replica.waiting.try_again()
-    logprobs = dict(result.logprobs)
-    packed = result.token_ids
-    for lane, request in enumerate(lanes.requests):
+    logprobs = {lane: [chosen] for lane, chosen in result.logprobs}
+    table = zip(lanes.requests, counts, tokens, _ONE_ID.iter_unpack(result.token_ids), strict=True)
+    for lane, (request, count, token, (token_id,)) in enumerate(table):
         if request.finish_reason is not None:
             continue
-        if not counts[lane]:
+        if not count:
             _check_silent(lane, lanes, result)
             continue
-        reason = _append(replica, request, tokens[lane], finish)
-        token = packed[lane * ID_BYTES : (lane + 1) * ID_BYTES]
-        chosen = [logprobs[lane]] if lane in logprobs else None
-        deltas.append(
-            TokenDelta(request.req_id, token, reason, None, chosen, request.num_cached_tokens)
-        )
+        packed_ids = request.packed_ids
+        packed_ids += token_id
+        reason = None
+        if len(packed_ids) >= request.check_at or token in request.stop_set:
+            reason = _look(replica, request, token, finish)
+        chosen = logprobs.get(lane) if logprobs else None
+        cached = request.num_cached_tokens
+        deltas.append(TokenDelta(request.req_id, token_id, reason, None, chosen, cached))
     return deltas
 
 
@@ -77,12 +82,10 @@ def _fail_bad_lanes(
     return deltas
 
 
-def _append(replica: Replica, request: Request, token: int, finish: Finish) -> str | None:
-    token_ids = request.token_ids
-    token_ids.append(token)
-    num_computed = len(token_ids) - 1
-    if num_computed >= request.publish_at:
-        replica.publish(request, num_computed)
+def _look(replica: Replica, request: Request, token: int, finish: Finish) -> str | None:
+    """Publish blocks that are full and end the request if its last token ends it."""
+    num_computed = request.num_tokens - 1
+    replica.publish(request, num_computed)
     if token in request.stop_set:
         reason = "stop"
     elif num_computed >= request.max_positions:

@@ -151,6 +151,7 @@ class Scheduler:
         pairs = list(zip(ours.replicas, dues, strict=True))
         prefill = len(pairs) == 1 or ours.alignment.allow(
             [replica.wants_prefill(due) for replica, due in pairs],
+            [bool(due.prefilling) for due in dues],
             [replica.num_decodes(due) > 0 for replica, due in pairs],
         )
         built = [replica.build(due, prefill=prefill) for replica, due in pairs]

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 
 from lockstep.worker.request import Request
-from lockstep.worker.schedule.block_keys import extend_keys, root_key
+from lockstep.worker.schedule.block_keys import extend_keys
 from lockstep.worker.schedule.block_pool import BlockPool
 from lockstep.worker.schedule.policy import RESERVE_AFTER, in_reach
 
@@ -76,7 +76,7 @@ class WaitingQueue:
 
     def _fits(self, request: Request, running: list[Request]) -> bool:
         hits = self._find(request)
-        new = self.num_blocks(len(request.token_ids)) - len(hits) + self._pool.count_idle(hits)
+        new = self.num_blocks(request.num_tokens) - len(hits) + self._pool.count_idle(hits)
         return self._pool.available >= new + self._reserve(request, running)
 
     def _reserve(self, request: Request, running: list[Request]) -> int:
@@ -86,7 +86,7 @@ class WaitingQueue:
         if request.num_preemptions < RESERVE_AFTER:
             return -(-len(running) // 4)
         growth = sum(self.num_blocks(each.max_positions) - len(each.block_ids) for each in running)
-        own = self.num_blocks(request.max_positions) - self.num_blocks(len(request.token_ids))
+        own = self.num_blocks(request.max_positions) - self.num_blocks(request.num_tokens)
         return growth + own
 
     def _find(self, request: Request) -> list[int]:
@@ -96,19 +96,18 @@ class WaitingQueue:
         """
         if not self._caching or request.sampling.needs_history:
             return []
-        full = (len(request.token_ids) - 1) // self._block_size
-        root = root_key(salt=request.cache_salt)
-        extend_keys(request.block_keys, request.token_ids, full, self._block_size, root)
+        full = (request.num_tokens - 1) // self._block_size
+        extend_keys(request, full, self._block_size)
         return self._pool.find(request.block_keys[:full])
 
     def _admit(self, request: Request) -> None:
         del self.requests[request.req_id]
         hits = self._find(request)
         self._pool.share(hits)
-        new = self.num_blocks(len(request.token_ids)) - len(hits)
+        new = self.num_blocks(request.num_tokens) - len(hits)
         request.begin(hits + self._pool.take(new), len(hits) * self._block_size)
         request.num_published = len(hits)
         if not request.num_preemptions:
             request.num_cached_tokens = request.num_planned
         self.num_cached_tokens += request.num_planned
-        self.num_looked_up_tokens += len(request.token_ids)
+        self.num_looked_up_tokens += request.num_tokens
