@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from compilations import compilations
 from kernel_device import interpreted, kernel_device
 from paged_cases import PagedCase, make_case
 from torch import Tensor
@@ -244,3 +245,28 @@ def test_the_top_blocks_of_a_large_cache() -> None:
     )  # fmt: skip
     assert out.equal(_attend(small))
     torch.testing.assert_close(storage[shift:], small.cache.storage, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.gpu
+def test_batches_of_all_sizes_use_the_kernels_of_a_small_warm_up() -> None:
+    """Numbers of rows, tokens, blocks and programs must not be compiled in."""
+    # No other test has this shape, so what it needs is not compiled yet.
+    shape = {"num_heads": 20, "num_kv_heads": 5, "head_dim": 112, "block_size": 16}
+    options = {**shape, "dtype": torch.bfloat16, "device": "cuda"}
+
+    def attend(query_lens: list[int], contexts: list[int], window: int | None = None) -> None:
+        case = make_case(query_lens, contexts, spare_blocks=len(contexts), **options)
+        _attend(case, window)
+
+    with compilations() as at_start:
+        attend([1, 1], [3, 40])
+        attend([2, 1], [30, 1])
+    assert len(at_start) >= 3
+    with compilations() as later:
+        for rows in (1, 2, 3, 8, 16, 17, 40):
+            attend([1] * rows, [17 * row + 1 for row in range(rows)])
+            attend([5] * rows, [17 * row + 5 for row in range(rows)], window=16)
+        attend([1, 0, 1], [16, 1, 33])
+        attend([1], [900])
+        attend([300], [300])
+    assert later == []

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from compilations import compilations
 from kernel_device import interpreted, kernel_device
 
 DEVICE = kernel_device()
@@ -54,3 +55,15 @@ def test_a_live_lane_beyond_its_table_is_a_fault_and_reads_no_further() -> None:
     assert state.faults.tolist() == [1, 0, 1, 1, 1, 1, 1]
     assert slots.tolist() == [0, 3 * BLOCK_SIZE] + [0] * 5
     assert contexts.tolist() == [81, 1] + [81] * 5
+
+
+@pytest.mark.gpu
+def test_every_number_of_lanes_uses_one_kernel() -> None:
+    inputs = StepInputs(_random_state(0), block_size=32, max_model_len=160)
+    with compilations() as at_start:
+        inputs.decode(2)
+    assert len(at_start) == 1
+    with compilations() as later:
+        for num_lanes in range(1, MAX_LANES + 1):
+            inputs.decode(num_lanes)
+    assert later == []

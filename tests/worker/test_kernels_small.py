@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from compilations import compilations
 from kernel_device import interpreted, kernel_device
 from torch import Tensor
 
@@ -138,3 +139,20 @@ def test_rope_and_store_over_model_sizes(dim: int, dtype: torch.dtype) -> None:
             _check_rope(tokens, heads, kv_heads, dim, dtype, norm_heads=True)
             _check_rope(tokens, heads, kv_heads, dim, dtype, norm_heads=False)
             _check_store(tokens, kv_heads, dim, 32, dtype)
+
+
+@pytest.mark.gpu
+def test_every_number_of_rows_uses_the_same_kernels() -> None:
+    def run(rows: int) -> None:
+        _check_norms(rows, 208, torch.bfloat16)
+        _check_activation(rows, 208, torch.bfloat16)
+        _check_rope(rows, 7, 2, 48, torch.bfloat16, norm_heads=True)
+        _check_store(rows, 2, 48, 16, torch.bfloat16)
+
+    with compilations() as at_start:
+        run(2)
+    assert len(at_start) == 5
+    with compilations() as later:
+        for rows in (1, 3, 5, 8, 16, 17, 100):
+            run(rows)
+    assert later == []

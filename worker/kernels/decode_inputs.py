@@ -45,7 +45,10 @@ def decode_inputs(
     Notes in ``state.faults`` the live lanes without a block for their slot.
     """
     device = state.device
-    token_ids, positions, slots = torch.empty((3, num_lanes), dtype=torch.int64, device=device)
+    # Rows of one tensor would be aligned or not by num_lanes, and compiled for either.
+    token_ids, positions, slots = (
+        torch.empty(num_lanes, dtype=torch.int64, device=device) for _ in range(3)
+    )
     context_lens = torch.empty(num_lanes, dtype=torch.int32, device=device)
     _decode_inputs_kernel[(triton.cdiv(num_lanes, _LANES),)](
         token_ids, positions, slots, context_lens, state.faults, state.active,
