@@ -20,6 +20,7 @@ from lockstep.worker.config import (
     ScheduleConfig,
     WorkerConfig,
 )
+from lockstep.worker.models.registry import check_split
 from lockstep.worker.weights.generation import GenerationDefaults, read_generation_defaults
 from lockstep.worker.weights.model_config import model_config_from
 from lockstep.worker.weights.resolve import resolve_model
@@ -101,6 +102,7 @@ def plan_worker(
     Raises:
         ValueError: names the setting, its value and the limit.
     """
+    check_split(model, config.tensor_parallel_size)
     schedule, notes = _schedule(config, model, DEFAULTS[device])
     worker = WorkerConfig(
         model=model,

@@ -2,8 +2,11 @@
 
 import hashlib
 import json
+import subprocess
+import sys
 import threading
 import zipfile
+from pathlib import Path
 
 import gguf_files
 import hf_models
@@ -18,6 +21,7 @@ from lockstep.worker.weights.generation import read_generation_defaults
 from lockstep.worker.weights.model_config import model_config_from
 from lockstep.worker.weights.resolve import resolve_model
 
+QWEN = Path(__file__).parents[1] / "data" / "models" / "qwen3-0.6b"
 IDS = [1, 5, 2, 60, 9]
 KEYS = {"tokenizer__ggml__eos_token_id": 2, "tokenizer__ggml__bos_token_id": 1}
 
@@ -30,6 +34,17 @@ def test_directories_and_files(tmp_path):
     assert resolve_model(str(tmp_path / "a")) == tmp_path / "a"
     assert resolve_model(str(tmp_path / "b")) == tmp_path / "b" / "only.gguf"
     assert resolve_model(str(tmp_path / "b" / "only.gguf")) == tmp_path / "b" / "only.gguf"
+
+
+def test_a_launcher_learns_about_a_model_without_torch():
+    code = (
+        "import sys\n"
+        "from lockstep.worker.weights import generation, gguf_tokenizer, model_config, resolve\n"
+        f"path = resolve.resolve_model({str(QWEN)!r})\n"
+        "model_config.model_config_from(path), generation.read_generation_defaults(path)\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_what_is_no_model_is_told(tmp_path, monkeypatch):

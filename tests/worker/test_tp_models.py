@@ -4,7 +4,7 @@ import hf_models
 import pytest
 import torch
 from gloo_tp import GlooTP
-from one_request import OneRequest, loaded, worker_config
+from one_request import OneRank, OneRequest, loaded, worker_config
 from ranks import Rank, run_ranks
 
 from lockstep.worker.weights.model_config import model_config_from
@@ -47,9 +47,14 @@ def saved(tmp_path_factory):
     return paths
 
 
+class Alone(OneRank):
+    def columns(self, x):
+        return x
+
+
 @pytest.fixture(scope="module")
 def alone(saved):
-    return run_ranks(generate, 1, saved)[0]
+    return [generate_one(Alone(), path) for path in saved]
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])

@@ -10,7 +10,7 @@ from lockstep.worker.config import ModelConfig, RopeScaling
 from lockstep.worker.weights.gguf import GGUFSource
 from lockstep.worker.weights.gguf_metadata import gguf_end_tokens, gguf_model_config, open_gguf
 from lockstep.worker.weights.gguf_tokenizer import tokenizer_files
-from lockstep.worker.weights.source import Progress
+from lockstep.worker.weights.progress import Progress
 
 
 def convert_gguf(path: Path, directory: Path, progress: Progress | None = None) -> None:

@@ -12,7 +12,8 @@ from lockstep.parallel.weight_shard import WeightShard
 from lockstep.worker.config import WorkerConfig
 from lockstep.worker.models.decoder import DecoderModel
 from lockstep.worker.weights.dummy import DummySource
-from lockstep.worker.weights.source import Progress, TensorSource
+from lockstep.worker.weights.progress import Progress
+from lockstep.worker.weights.source import TensorSource
 
 logger = logging.getLogger(__name__)
 

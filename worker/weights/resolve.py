@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from lockstep.worker.weights import smollm2
-from lockstep.worker.weights.source import Progress
+from lockstep.worker.weights.progress import Progress
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]

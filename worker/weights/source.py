@@ -1,12 +1,9 @@
 """Where weights come from: tensors by name, of which a part can be read without the rest."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Protocol
 
 from torch import Tensor
-
-# (stage, done, total): what is being done, how far it is, and how far it will go.
-Progress = Callable[[str, int, int], None]
 
 
 class TensorSource(Protocol):

@@ -1,0 +1,29 @@
+"""A model that the ranks cannot share is refused before any rank is started."""
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.launcher.config import LaunchConfig
+from lockstep.launcher.errors import ConfigError
+from lockstep.launcher.resolve import resolve
+
+QWEN = Path(__file__).parents[1] / "data" / "models" / "qwen3-0.6b"
+
+
+@pytest.mark.parametrize(
+    ("tp_size", "message"),
+    [
+        (32, "num_heads 16 cannot be split over 32 tensor-parallel ranks"),
+        (5, "intermediate_size 3072 cannot be split over 5 tensor-parallel ranks"),
+    ],
+)
+def test_refused_with_the_numbers(tp_size, message):
+    config = LaunchConfig(model=str(QWEN), tensor_parallel_size=tp_size, device="cpu")
+    with pytest.raises(ConfigError, match=message):
+        resolve(config)
+
+
+def test_heads_that_do_not_divide_are_padded_instead():
+    resolved = resolve(LaunchConfig(model=str(QWEN), tensor_parallel_size=3, device="cpu"))
+    assert resolved.worker.parallel.tp_size == 3
