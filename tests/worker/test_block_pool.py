@@ -107,10 +107,7 @@ class Tokens:
     """What extend_keys needs of a request."""
 
     def __init__(self, ids: bytes, salt: str = "") -> None:
-        self.packed, self.cache_salt, self.block_keys = ids, salt, list[bytes]()
-
-    def ids(self, start: int, end: int) -> bytes:
-        return self.packed[4 * start : 4 * end]
+        self.packed_ids, self.cache_salt, self.block_keys = ids, salt, list[bytes]()
 
 
 def keys_of(ids: bytes, count: int, salt: str = "") -> list[bytes]:

@@ -193,8 +193,13 @@ def test_results_that_do_not_match_the_plan_name_the_rank() -> None:
     with pytest.raises(RankMismatch, match="dp_rank 0 tp_rank 0 step 0 gave 2 counts"):
         rig.scheduler.commit(StepResult(0, 0, 0, 0, pack_ids([1, 1]), pack_ids([1, 1])))
     rig, _ = first_result()
-    with pytest.raises(RankMismatch, match=r"sampled nothing in lane 0 \(request a\)"):
+    with pytest.raises(RankMismatch, match=r"gave nothing, but had to sample, in lane 0 \(a\)"):
         rig.scheduler.commit(StepResult(0, 0, 0, 0, pack_ids([0]), pack_ids([0])))
+    rig = Rig(max_num_batched_tokens=2)
+    rig.add("a", [1, 2, 3], 4)
+    rig.plan()
+    with pytest.raises(RankMismatch, match=r"gave a token it had not to sample in lane 0 \(a\)"):
+        rig.scheduler.commit(StepResult(0, 0, 0, 0, pack_ids([1]), pack_ids([1])))
     rig, _ = first_result()
     rig.plan()
     with pytest.raises(RankMismatch, match="answered step 1 before step 0"):

@@ -2,6 +2,7 @@
 
 from hashlib import blake2b
 
+from lockstep.comm.messages import ID_BYTES
 from lockstep.worker.request import Request
 
 KEY_BYTES = 32
@@ -21,5 +22,6 @@ def extend_keys(request: Request, num_blocks: int, block_size: int) -> None:
     keys = request.block_keys
     for index in range(len(keys), num_blocks):
         parent = keys[-1] if keys else root_key(salt=request.cache_salt)
-        ids = request.ids(index * block_size, (index + 1) * block_size)
+        start = index * block_size * ID_BYTES
+        ids = request.packed_ids[start : start + block_size * ID_BYTES]
         keys.append(blake2b(parent + ids, digest_size=KEY_BYTES).digest())

@@ -48,12 +48,13 @@ class BlockPool:
         """Hand out ``count`` blocks, evicting cached ones once none is free."""
         if count > self.available:
             raise OutOfBlocks(f"{count} blocks wanted, {self.available} of {self.total} available")
-        taken = list[int]()
-        for _ in range(count):
-            block_id = self._free.pop() if self._free else self._evict()
-            self._references[block_id] = 1
-            taken.append(block_id)
-        return taken
+        return [self.take_one() for _ in range(count)]
+
+    def take_one(self) -> int:
+        """``take(1)`` without the list: what growing lanes need at every step."""
+        block_id = self._free.pop() if self._free else self._evict()
+        self._references[block_id] = 1
+        return block_id
 
     def share(self, block_ids: Iterable[int]) -> None:
         """Hold blocks that ``find`` returned."""
@@ -123,6 +124,8 @@ class BlockPool:
         assert self._key_of == {block: key for key, block in self._block_of.items()}
 
     def _evict(self) -> int:
+        if not self._cached:
+            raise OutOfBlocks(f"1 block wanted, 0 of {self.total} available")
         block_id, _ = self._cached.popitem(last=False)
         del self._block_of[self._key_of.pop(block_id)]
         return block_id

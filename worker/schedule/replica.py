@@ -192,7 +192,7 @@ class Replica:
 
     def _grow(self, request: Request) -> bytes:
         """Own one block more; returns its packed id."""
-        (block_id,) = self.pool.take(1)
+        block_id = self.pool.take_one()
         request.block_ids.append(block_id)
         self._decode_from(request, self.num_steps)
         return block_id.to_bytes(ID_BYTES, "little")

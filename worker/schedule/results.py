@@ -1,10 +1,11 @@
 """Read the result of a step through the lane table of that step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import repeat
 from struct import Struct
 
 from lockstep.comm.errors import RankMismatch
-from lockstep.comm.messages import StepResult, TokenDelta, unpack_ids
+from lockstep.comm.messages import ID_BYTES, StepResult, TokenDelta, TokenLogprobs, unpack_ids
 from lockstep.worker.request import Request
 from lockstep.worker.schedule.replica import Replica, StepLanes
 
@@ -32,25 +33,28 @@ def read_result(
             f"planned were {len(lanes.requests)} lanes"
         )
     deltas = _fail_bad_lanes(replica, lanes, result, counts, tokens, vocab_size, finish)
+    if lanes.silent or 0 in counts:
+        _check_silent(lanes, counts, result)
     for piece in lanes.pieces:
         replica.publish(piece.request, piece.end)
         replica.waiting.try_again()
-    logprobs = {lane: [chosen] for lane, chosen in result.logprobs}
-    table = zip(lanes.requests, counts, tokens, _ONE_ID.iter_unpack(result.token_ids), strict=True)
-    for lane, (request, count, token, (token_id,)) in enumerate(table):
-        if request.finish_reason is not None:
-            continue
-        if not count:
-            _check_silent(lane, lanes, result)
+    packed = _ONE_ID.iter_unpack(result.token_ids)
+    chosen: Iterable[list[TokenLogprobs] | None] = repeat(None)
+    if result.logprobs:
+        chosen = _by_lane(result)
+    # The one loop over all lanes in steady decode: every call in it would show.
+    for request, count, token, (token_id,), logprobs in zip(
+        lanes.requests, counts, tokens, packed, chosen, strict=False
+    ):
+        if not count or request.finish_reason is not None:
             continue
         packed_ids = request.packed_ids
         packed_ids += token_id
         reason = None
         if len(packed_ids) >= request.check_at or token in request.stop_set:
             reason = _look(replica, request, token, finish)
-        chosen = logprobs.get(lane) if logprobs else None
         cached = request.num_cached_tokens
-        deltas.append(TokenDelta(request.req_id, token_id, reason, None, chosen, cached))
+        deltas.append(TokenDelta(request.req_id, token_id, reason, None, logprobs, cached))
     return deltas
 
 
@@ -96,12 +100,17 @@ def _look(replica: Replica, request: Request, token: int, finish: Finish) -> str
     return reason
 
 
-def _check_silent(lane: int, lanes: StepLanes, result: StepResult) -> None:
-    if lane not in lanes.silent:
-        raise RankMismatch(
-            f"{_name(result)} sampled nothing in lane {lane} "
-            f"(request {lanes.requests[lane].req_id}), which had to"
-        )
+def _check_silent(lanes: StepLanes, counts: list[int], result: StepResult) -> None:
+    for lane, (request, count) in enumerate(zip(lanes.requests, counts, strict=True)):
+        if request.finish_reason is None and bool(count) == (lane in lanes.silent):
+            what = "a token it had not to sample" if count else "nothing, but had to sample,"
+            raise RankMismatch(f"{_name(result)} gave {what} in lane {lane} ({request.req_id})")
+
+
+def _by_lane(result: StepResult) -> list[list[TokenLogprobs] | None]:
+    told = dict(result.logprobs)
+    lanes = range(len(result.counts) // ID_BYTES)
+    return [[told[lane]] if lane in told else None for lane in lanes]
 
 
 def _name(result: StepResult) -> str:
