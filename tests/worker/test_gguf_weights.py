@@ -147,7 +147,7 @@ def test_what_is_not_supported_is_refused_by_name(model, changes, message, tmp_p
 
 def test_damaged_files_are_named(model, tmp_path):
     path = tmp_path / "model.gguf"
-    with pytest.raises(ValueError, match="model.gguf does not exist"):
+    with pytest.raises(ValueError, match="model.gguf is not a file"):
         model_config_from(path)
     path.write_bytes(b"no gguf at all, but long enough to be read as one")
     with pytest.raises(ValueError, match="cannot read .*model.gguf as GGUF"):

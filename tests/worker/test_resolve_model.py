@@ -51,6 +51,8 @@ def test_what_is_no_model_is_told(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="'nothing' is neither a path that exists, nor a hub id"):
         resolve_model("nothing")
+    with pytest.raises(ValueError, match="'./nothing' is neither a path that exists"):
+        resolve_model("./nothing")
     with pytest.raises(ValueError, match="holds neither config.json nor a .gguf file"):
         resolve_model(str(tmp_path))
     for name in ("x.gguf", "y.gguf"):

@@ -45,7 +45,7 @@ def open_gguf(path: str | Path) -> GGUFFile:
     """
     path = Path(path)
     if not path.is_file():
-        raise ValueError(f"{path} does not exist")
+        raise ValueError(f"{path} is not a file")
     return _open(path, path.stat().st_mtime_ns)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from lockstep.worker.weights import smollm2
 from lockstep.worker.weights.progress import Progress
 
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 _HUB_DUPLICATES = ["consolidated*", "original/*"]
 
