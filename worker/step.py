@@ -76,10 +76,10 @@ class Step:
         token_ids, finite = finish(
             state, sampler.lanes, scores, ids,
             counts_tokens=variant >= Variant.FILTERED,
-            my_peer=self.lockstep.rank if self.lockstep else 0,
+            my_peer=self.dp.rank,
         )  # fmt: skip
         state.output.next_row()
-        if self.lockstep is not None:
+        if self.dp.size > 1:
             state.next_step()
         return SampleOutput(token_ids, finite, sampler.logprobs(logits, token_ids, variant))
 

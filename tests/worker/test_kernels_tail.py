@@ -9,6 +9,7 @@ from sampling_cases import OneRank, join, lane_state, random_logits
 
 DEVICE = kernel_device()
 
+from lockstep.comm.collectives import Communicator  # noqa: E402
 from lockstep.worker.sampler import Sampler  # noqa: E402
 from lockstep.worker.sampling_state import Variant  # noqa: E402
 from lockstep.worker.state import StepState  # noqa: E402
@@ -21,7 +22,7 @@ VOCAB, LANES = 60, 12
 class Peers(OneRank):
     """A lockstep group of three of which this is the second."""
 
-    rank = 1
+    rank, size = 1, 3
 
 
 class Shards:
@@ -45,7 +46,7 @@ def a_step(seed, *, lockstep=False, vocab_start=0, tp=None):
 
     state = StepState(
         max_lanes=LANES, max_blocks_per_req=2, vocab_local=VOCAB, ring_depth=4,
-        lockstep_size=3 if lockstep else 1, device=DEVICE,
+        num_replicas=3 if lockstep else 1, device=DEVICE,
     )  # fmt: skip
     state.active.copy_(flags(0.8))
     state.samples.copy_(flags(0.8))
@@ -66,7 +67,8 @@ def a_step(seed, *, lockstep=False, vocab_start=0, tp=None):
              temperature=0.0 if lane < 8 else 1.0, min_tokens=6 if lane % 2 else 0)
         for lane in range(8)
     ])  # fmt: skip
-    return Step(None, None, state, Sampler(lanes, tp or OneRank()), Peers() if lockstep else None)
+    dp = Peers() if lockstep else Communicator.single()
+    return Step(None, None, state, Sampler(lanes, tp or OneRank()), dp)
 
 
 def statics(step):
