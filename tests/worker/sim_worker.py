@@ -247,3 +247,10 @@ class Rig:
         ends = [delta for delta in self.deltas if delta.finish_reason]
         assert len(ends) == len({delta.req_id for delta in ends}), "a request ended twice"
         return {delta.req_id: delta.finish_reason for delta in ends}
+
+    def check_outputs(self, *, of: set[str] | None = None) -> None:
+        """Assert that requests (those named, or all) gave exactly what they must give."""
+        outputs = self.outputs()
+        for req_id in self.adds if of is None else of:
+            add = self.adds[req_id]
+            assert outputs[req_id] == expected_outputs(add, add.sampling.max_tokens), req_id

@@ -214,7 +214,9 @@ class Scheduler:
     def stats(self) -> SchedulerStats:
         return SchedulerStats(
             replicas=[_replica_stats(replica) for replica in self._replicas],
-            steps_by_run_mode={RunMode(mode).name: count for mode, count in self._steps.items()},
+            steps_by_run_mode={
+                RunMode(mode).name: count for mode, count in dict(self._steps).items()
+            },
             num_tokens=self._counts["tokens"],
             num_padding_tokens=self._counts["padding_tokens"],
             num_finished=dict(self._finished),

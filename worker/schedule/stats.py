@@ -30,15 +30,3 @@ class SchedulerStats(msgspec.Struct, frozen=True):
     num_finished: dict[str, int]
     num_dropped_results: int
     num_unknown_aborts: int
-
-    def flat(self) -> dict[str, float]:
-        """Names to numbers; those of replicas are summed."""
-        names = ReplicaStats.__struct_fields__
-        totals = {name: sum(getattr(each, name) for each in self.replicas) for name in names}
-        steps = {f"num_steps_{mode}": count for mode, count in self.steps_by_run_mode.items()}
-        ends = {f"num_finished_{reason}": count for reason, count in self.num_finished.items()}
-        own = {
-            name: getattr(self, name)
-            for name in ("num_tokens", "num_padding_tokens", "num_dropped_results")
-        }
-        return {**totals, **steps, **ends, **own, "num_unknown_aborts": self.num_unknown_aborts}
