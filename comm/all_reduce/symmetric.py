@@ -5,6 +5,7 @@ graphs of all sizes and eager calls share it. Never uses NVLink multicast. Serve
 float32; float16 is left to NCCL. Ranks sum in rank order.
 """
 
+import os
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +35,8 @@ class SymmetricBuffer:
     @classmethod
     def create(cls, group: Group, max_bytes: int) -> "SymmetricBuffer":
         """Allocate and meet. Called by all ranks of the group; not while capturing."""
+        # Read by torch when it meets. Multicast needs a fabric that these sums do without.
+        os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
         data = _symmetric_memory.empty(max_bytes, dtype=torch.uint8, device=group.device)
         handle = _symmetric_memory.rendezvous(data, group.device_group)
         return cls(data, handle, group.device_group.group_name, group.size)
