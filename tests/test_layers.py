@@ -18,6 +18,7 @@ WITHOUT_TORCH = (
     "lockstep.comm.ring",
     "lockstep.parallel.mesh",
     "lockstep.parallel.agreement",
+    "lockstep.parallel.collective_agreement",
     "lockstep.worker.config",
     "lockstep.worker.graphs.mode",
     "lockstep.worker.graphs.grid",
@@ -25,6 +26,7 @@ WITHOUT_TORCH = (
     "lockstep.worker.graphs.manifest",
     "lockstep.worker.schedule.block_pool",
     "lockstep.worker.schedule.scheduler",
+    "lockstep.worker.schedule.driver",
 )
 
 

@@ -127,8 +127,8 @@ def test_tokens_arrive(shape: dict) -> None:
         for delta in collect(driver, len(adds)):
             outputs[delta.req_id] += unpack_ids(delta.token_ids)
         assert outputs == {req_id: expected_outputs(add, 9) for req_id, add in adds.items()}
-        assert driver.stats().flat()["num_finished_length"] == 12
-        assert driver.stats().flat()["num_running"] == 0
+        assert driver.stats().num_finished == {"length": 12}
+        assert all(replica.num_running == 0 for replica in driver.stats().replicas)
     assert runner.error is None
     assert [rank.stopped_with for rank in ranks] == ["the scheduler stops"] * len(ranks)
 

@@ -212,11 +212,11 @@ class Scheduler:
         return in_flight[0] if in_flight else None
 
     def stats(self) -> SchedulerStats:
+        # Another thread may ask, so the counters are copied before they are looped over.
+        steps = dict(self._steps)
         return SchedulerStats(
             replicas=[_replica_stats(replica) for replica in self._replicas],
-            steps_by_run_mode={
-                RunMode(mode).name: count for mode, count in dict(self._steps).items()
-            },
+            steps_by_run_mode={RunMode(mode).name: count for mode, count in steps.items()},
             num_tokens=self._counts["tokens"],
             num_padding_tokens=self._counts["padding_tokens"],
             num_finished=dict(self._finished),

@@ -48,9 +48,10 @@ class WaitingQueue:
         self._worth_trying = True
 
     def could_admit(self, running: list[Request]) -> bool:
-        if not self._worth_trying:
-            return False
-        return any(self._fits(request, running) for request in in_reach(self.requests.values()))
+        if self._worth_trying:
+            reach = in_reach(self.requests.values())
+            self._worth_trying = any(self._fits(request, running) for request in reach)
+        return self._worth_trying
 
     def admissions(self, running: list[Request]) -> Iterator[Request]:
         """Admit requests one by one as the caller asks for them, and append them to ``running``.
