@@ -37,8 +37,9 @@ def warm_up_plans(schedule: ScheduleConfig, num_tokens: int, num_replicas: int) 
     Args:
         num_tokens: tokens of a prompt step, at most ``max_num_batched_tokens``.
     """
-    wide = _spread(num_tokens, min(schedule.max_num_seqs, num_tokens))
-    long = _spread(num_tokens, -(-num_tokens // schedule.max_model_len))
+    most_lanes = min(schedule.max_num_seqs, num_tokens)
+    wide = _spread(num_tokens, most_lanes)
+    long = _spread(num_tokens, min(most_lanes, -(-num_tokens // schedule.max_model_len)))
     plans: list[StepPlan] = []
     for lens in (wide, long) if wide != long else (wide,):
         fitting = [min(length, schedule.max_model_len - 1) for length in lens]

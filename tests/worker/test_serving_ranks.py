@@ -43,8 +43,9 @@ def serve(parallel: ParallelConfig, adds: list[AddRequest], **options: object):
 
 
 def test_two_tensor_parallel_ranks_give_the_tokens_of_one(expected) -> None:
-    outcomes = serve(ParallelConfig(tp_size=2, timeout_s=20), requests())
+    outcomes = serve(ParallelConfig(tp_size=2, timeout_s=20), requests(), graph_mode="FULL")
     assert [tokens for tokens, _ in outcomes] == [expected, expected]
+    assert run_modes(outcomes[0][1]) == {RunMode.EAGER, RunMode.FULL}
 
 
 def test_sampled_tokens_are_those_of_one_rank() -> None:
@@ -54,13 +55,18 @@ def test_sampled_tokens_are_those_of_one_rank() -> None:
     assert [tokens for tokens, _ in two] == [one, one]
 
 
+def run_modes(plans: list[StepPlan]) -> set[int]:
+    return {plan.agreement.run_mode for plan in plans}
+
+
 @pytest.mark.parametrize("keys", ["abcd", "b"], ids=["both busy", "one idle"])
 def test_replicas_in_lockstep_take_every_step_together(expected, keys: str) -> None:
     parallel = ParallelConfig(dp_size=2, dp_lockstep="always", verify_agreement=True, timeout_s=20)
-    outcomes = serve(parallel, requests(keys))
+    outcomes = serve(parallel, requests(keys), graph_mode="FULL")
     assert [tokens for tokens, _ in outcomes] == [{key: expected[key] for key in keys}] * 2
     idle_steps = [0 in [r.num_lanes for r in plan.replicas] for plan in outcomes[0][1]]
     assert all(idle_steps) == (keys == "b")
+    assert run_modes(outcomes[0][1]) == {RunMode.EAGER, RunMode.FULL}
 
 
 def run_but_skip(rank: Rank, config_bytes: bytes) -> None:

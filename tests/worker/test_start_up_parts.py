@@ -1,0 +1,92 @@
+"""Small parts of starting: budgets, uploads, threads, warm-up plans, counters."""
+
+import gc
+
+import pytest
+import torch
+from inline import alone_topology, request, serve, worker_config
+
+from lockstep.worker import threads
+from lockstep.worker.config import ScheduleConfig
+from lockstep.worker.graphs.memory import estimate_graph_bytes, kv_budget
+from lockstep.worker.graphs.mode import RunMode
+from lockstep.worker.loop import Worker
+from lockstep.worker.upload import Uploader
+from lockstep.worker.warm_up import SAMPLING_OPTIONS, warm_up_plans
+
+CPU = torch.device("cpu")
+
+
+def test_the_budget_is_what_is_left_of_the_promise() -> None:
+    assert kv_budget(total_bytes=1000, other_bytes=300, utilization=0.9, least_bytes=10) == 600
+    with pytest.raises(
+        ValueError, match=r"gpu_memory_utilization must be at least 0\.350, got 0.3"
+    ):
+        kv_budget(total_bytes=1000, other_bytes=300, utilization=0.3, least_bytes=50)
+
+
+def test_graph_memory_from_the_two_largest() -> None:
+    mib = 1 << 20
+    assert estimate_graph_bytes([100 * mib, 4 * mib], 10) == (100 + 9 * 4) * mib
+    assert estimate_graph_bytes([100 * mib, 0], 10) == (100 + 9) * mib
+    assert estimate_graph_bytes([100 * mib], 1) == 100 * mib
+    assert estimate_graph_bytes([], 0) == 0
+
+
+def test_uploads_give_back_the_lists_and_refuse_too_many() -> None:
+    upload = Uploader(6, 2, CPU)
+    for shift in range(5):
+        a, b, c = upload.send([1 + shift, 2], [], [7, 8, 9])
+        assert (a.tolist(), b.tolist(), c.tolist()) == ([1 + shift, 2], [], [7, 8, 9])
+    with pytest.raises(ValueError, match="a plan holds 7 numbers or more, the upload buffer 6"):
+        upload.send([1] * 3, [2] * 4)
+
+
+def test_the_user_s_thread_count_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", counts.append)
+    monkeypatch.setattr(threads.os, "sched_getaffinity", lambda pid: set(range(8)))
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    threads.set_thread_counts(CPU, 2)
+    assert counts == []
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    threads.set_thread_counts(CPU, 2)
+    threads.set_thread_counts(CPU, 16)
+    threads.set_thread_counts(torch.device("cuda"), 1)
+    assert counts == [4, 1, 1]
+
+
+@pytest.mark.parametrize("max_model_len", [7, 64, 1000])
+def test_warm_up_reaches_every_limit_and_goes_beyond_none(max_model_len: int) -> None:
+    schedule = ScheduleConfig(
+        max_num_seqs=6, max_num_batched_tokens=100, max_model_len=max_model_len
+    )
+    plans = warm_up_plans(schedule, 100, 2)
+    most_tokens = most_lanes = 0
+    for plan in plans:
+        assert len(plan.replicas) == 2 and plan.agreement.run_mode == RunMode.EAGER
+        for replica in plan.replicas:
+            lens = [len(chunk.token_ids) // 4 for chunk in replica.chunks]
+            assert replica.num_lanes <= 6 and sum(lens) <= 100
+            assert all(length < max_model_len for length in lens)
+            most_tokens, most_lanes = max(most_tokens, sum(lens)), max(most_lanes, len(lens))
+    assert most_lanes == 6 and most_tokens == min(100, 6 * (max_model_len - 1))
+    joined = [join.sampling for plan in plans for join in plan.replicas[0].joins]
+    assert all(option in joined for option in SAMPLING_OPTIONS)
+
+
+def test_a_worker_counts_what_it_ran() -> None:
+    adds = [request("a", [1, 2, 3], max_tokens=5), request("b", [4], max_tokens=5)]
+    _, _, worker = serve(worker_config(graph_mode="FULL", run_ahead=0), adds)
+    metrics = worker.metrics
+    assert metrics.num_steps[RunMode.EAGER] == 1 and metrics.num_steps[RunMode.FULL] == 4
+    assert metrics.num_tokens == 4 + 4 * 2 and metrics.num_padding_tokens == 0
+
+
+def test_start_freezes_the_heap_and_close_thaws_it() -> None:
+    worker = Worker(worker_config(), alone_topology().spec, alone_topology())
+    assert gc.get_freeze_count() == 0
+    worker.start()
+    assert gc.get_freeze_count() > 0
+    worker.close()
+    assert gc.get_freeze_count() == 0
