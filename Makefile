@@ -18,13 +18,13 @@ check: venv
 	MYPYPATH=deploy/package $(BIN)/mypy -p lockstep
 
 golden: venv
-	$(BIN)/python -P tests/golden.py --report docs/golden.md
+	$(BIN)/python tests/golden.py --report docs/golden.md
 
 gpu-test:
 	PYTHONPATH=deploy/package $(PYTHON) -P -m pytest -m "gpu or multigpu" -rs
 
 bench-scheduler: venv
-	$(BIN)/python -P -m lockstep.worker.schedule.bench
+	$(BIN)/python tests/bench_scheduler.py
 
 venv:
 	@deploy/setup_venv.sh

@@ -89,8 +89,12 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     performance_mode: Annotated[
         Literal["balanced", "interactivity", "throughput"], _help("how fine the grid is")
     ] = "balanced"
-    attention_backend: Annotated[str, _help("auto, reference or triton")] = "auto"
-    all_reduce: Annotated[str, _help("algorithm of all-reduces")] = "auto"
+    attention_backend: Annotated[
+        Literal["auto", "reference", "triton"], _help("auto: triton on CUDA")
+    ] = "auto"
+    all_reduce: Annotated[
+        str, _help("algorithm, or a table of them by size: one_shot:65536,nccl")
+    ] = "auto"
 
     def __post_init__(self) -> None:
         if self.enforce_eager and self.cudagraph_mode not in (None, "NONE"):

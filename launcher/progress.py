@@ -25,7 +25,7 @@ class StageLines:
             self._end(now)
             self._stage, self._began, self._written = stage, now, now
             self._write(f"{stage} ...")
-        elif now - self._written >= _LINE_EVERY_S:
+        elif now - self._written >= _LINE_EVERY_S and done < (total or done + 1):
             self._written = now
             self._write(
                 f"{stage}: {done / total:.0%}" if total else f"{stage}: {now - self._began:.0f} s"

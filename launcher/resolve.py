@@ -20,6 +20,7 @@ from lockstep.worker.config import (
     ScheduleConfig,
     WorkerConfig,
 )
+from lockstep.worker.graphs.dispatch import create_dispatcher
 from lockstep.worker.models.registry import check_split
 from lockstep.worker.weights.generation import GenerationDefaults, read_generation_defaults
 from lockstep.worker.weights.model_config import model_config_from
@@ -104,12 +105,14 @@ def plan_worker(
     """
     check_split(model, config.tensor_parallel_size)
     schedule, notes = _schedule(config, model, DEFAULTS[device])
+    graph = _graph(config, capability)
+    notes += create_dispatcher(graph, schedule).warnings
     worker = WorkerConfig(
         model=model,
         parallel=_parallel(config),
         cache=_cache(config, device),
         schedule=schedule,
-        graph=_graph(config, capability),
+        graph=graph,
         model_path=path,
         load_format=config.load_format,
         dtype=_dtype(config, model, device),

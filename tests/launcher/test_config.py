@@ -115,6 +115,11 @@ def test_auto_on_cuda(model: str) -> None:
     assert found.worker.graph.compute_capability == (10, 0)
 
 
+def test_notes_say_what_was_chosen(model: str) -> None:
+    notes = resolved(model, "--max-num-seqs 8 --max-cudagraph-capture-size 4").notes
+    assert any("5 to 8 tokens have no FULL decode graph" in note for note in notes)
+
+
 def test_without_a_model_or_with_one_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--model"):
         build_config({})
@@ -132,6 +137,8 @@ def test_without_a_model_or_with_one_that_is_not_there(tmp_path: Path) -> None:
         ("--gpu-memory-utilization 1.1", "gpu_memory_utilization"),
         ("--num-gpu-blocks-override 1", "num_gpu_blocks_override"),
         ("--distributed-timeout-seconds 0", "distributed_timeout_seconds"),
+        ("--cudagraph-capture-sizes 0", "cudagraph_capture_sizes must be sizes of at least 1"),
+        ("-tp 3", "cannot be split over 3"),
         ("--max-model-len 513", "at most the model's 512, got 513"),
     ],
 )
