@@ -89,7 +89,8 @@ class Topology:
 
     def choices(self) -> dict[str, str]:
         """The all-reduces by size that graphs will hold, for the manifest."""
-        return {f"all_reduce/{c.name}": c.all_reduce_choice for c in (self.tp, self.dp)}
+        used = [c for c in (self.tp, self.dp) if c.size > 1]
+        return {f"all_reduce/{c.name}": c.all_reduce_choice for c in used}
 
     def destroy(self) -> None:
         """Leave all groups. Graphs that hold their operations must be gone by then."""

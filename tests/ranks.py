@@ -1,7 +1,7 @@
 """Real processes for tests of ranks: ``run_ranks`` for results, ``rank_outcomes`` for deaths.
 
 The test process binds a TCPStore on port 0 and starts one process a rank. They come from a fork
-server that has imported torch and nothing else: a rank is a fresh process, without the two seconds
+server that has imported torch and the groups: a rank is a fresh process, without the two seconds
 that importing costs.
 """
 
@@ -22,7 +22,7 @@ from typing import Any
 
 _HOST = "127.0.0.1"
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch.distributed"])
+_context.set_forkserver_preload(["torch", "torch.distributed", "lockstep.parallel.topology"])
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,42 @@
+import os
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from lockstep.comm.errors import CommError, CommTimeout
+from lockstep.comm.rendezvous import exchange, join_store, preflight_shared_memory, serve_store
+
+
+def test_port_is_bound_by_its_owner_and_reachable() -> None:
+    first, first_port = serve_store("127.0.0.1", 2, timeout_s=5)
+    second, second_port = serve_store("127.0.0.1", 2, timeout_s=5)
+    assert first_port != second_port and first_port > 0
+    join_store("127.0.0.1", first_port, timeout_s=5).set("key", "value")
+    assert first.get("key") == b"value" and not second.check(["key"])
+
+
+def test_exchange_gives_all_values_or_names_who_is_missing() -> None:
+    store, port = serve_store("127.0.0.1", 2, timeout_s=5)
+    peer = join_store("127.0.0.1", port, timeout_s=5)
+    peer.set("hello/1", "one")
+    found = exchange(store, "hello", "zero", rank=0, ranks=range(2), timeout_s=5)
+    assert found == {0: "zero", 1: "one"}
+    started = time.monotonic()
+    with pytest.raises(CommTimeout, match=r"hello: ranks \[2, 3\] did not show up within 0.3 s"):
+        exchange(store, "hello", "zero", rank=0, ranks=range(4), timeout_s=0.3)
+    assert time.monotonic() - started < 5
+
+
+def test_address_without_a_store_is_named() -> None:
+    port = serve_store("127.0.0.1", 1, timeout_s=1)[1]
+    with pytest.raises(CommTimeout, match=f"no store answers at 127.0.0.1:{port} within 1 s"):
+        join_store("127.0.0.1", port, timeout_s=1)
+
+
+def test_small_shared_memory_is_refused_with_numbers_and_the_flag(monkeypatch) -> None:
+    stats = SimpleNamespace(f_bavail=16, f_frsize=1 << 20)
+    monkeypatch.setattr(os, "statvfs", lambda path: stats)
+    preflight_shared_memory(16 << 20)
+    with pytest.raises(CommError, match="16 MiB free and 17 MiB are needed.*--shm-size"):
+        preflight_shared_memory((16 << 20) + 1)
