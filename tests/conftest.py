@@ -7,6 +7,11 @@ from collections.abc import Iterator
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes says more of the machine than of the code.
+settings.register_profile("lockstep", deadline=None)
+settings.load_profile("lockstep")
 
 _GPUS_NEEDED = {"gpu": 1, "multigpu": 2}
 

@@ -58,7 +58,7 @@ def on_all_ranks(call, size: int) -> list:
     return results
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(batches, min_size=1, max_size=4))
 def test_equal_on_all_ranks_and_to_the_central_one(proposals: list[Proposal]) -> None:
     results = on_all_ranks(lambda each, rank: each.agree(0, 7, proposals[rank]), len(proposals))

@@ -165,8 +165,9 @@ def failure(expected: type[Exception], **shape) -> str:
             driver.add(make_add("b", [2], 30))
         deltas = list[TokenDelta]()
         with pytest.raises(expected) as caught:
-            while True:
-                deltas += driver.poll_deltas(5)
+            deadline = time.monotonic() + 15
+            while time.monotonic() < deadline:
+                deltas += driver.poll_deltas(1)
         ends = {delta.req_id: delta for delta in deltas if delta.finish_reason}
         assert {delta.finish_reason for delta in ends.values()} <= {"error"}
         assert all(str(caught.value) in delta.error for delta in ends.values())
@@ -210,6 +211,19 @@ def test_a_rank_that_samples_other_tokens_is_named() -> None:
     )
     message = failure(RankMismatch, tp_size=2, verify=True, tamper=other)
     assert "rank 1 (dp_rank 0 tp_rank 1) sampled other tokens in step 2" in message
+
+
+def test_a_rank_that_is_gone_while_idle_is_named() -> None:
+    with running(dp_size=2) as (driver, ranks, runner):
+        driver.add(make_add("a", [1], 3))
+        collect(driver, 1)
+        ranks[1].results.close()
+        with pytest.raises(PeerLost, match="rank 1 is lost: .* has closed the ring"):
+            deadline = time.monotonic() + 10
+            while time.monotonic() < deadline:
+                driver.poll_deltas(0.2)
+    assert isinstance(runner.error, PeerLost)
+    assert ranks[0].stopped_with is not None and "rank 1 is lost" in ranks[0].stopped_with
 
 
 def test_a_group_that_hangs_does_not_hold_up_another() -> None:

@@ -123,7 +123,7 @@ def test_prefills_are_lined_up() -> None:
     rig.check_outputs()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     dp_size=st.integers(2, 4),
     limit=st.integers(0, 8),

@@ -94,7 +94,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestSchedulerMachine.settings = settings(max_examples=60, stateful_step_count=60)
 
 
 def test_long_soak() -> None:

@@ -109,7 +109,7 @@ def test_least_computed_victim_saves_work() -> None:
     assert 0 < recomputed["least_computed"] < recomputed["youngest"]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     num_blocks=st.integers(3, 41),
     run_ahead=st.integers(0, 3),
