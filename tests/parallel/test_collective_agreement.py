@@ -5,7 +5,7 @@ import threading
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from proposals import batches, dispatcher, proposal
-from ranks import Rank, run_ranks
+from ranks import Rank, join, run_ranks
 
 from lockstep.comm.errors import RankMismatch
 from lockstep.comm.messages import StepAgreement
@@ -25,18 +25,6 @@ class ThreadGather:
         self.slots[self.rank] = obj
         self.barrier.wait(10)
         return list(self.slots)
-
-
-class GlooGather:
-    def __init__(self, size: int) -> None:
-        self.ranks = tuple(range(size))
-
-    def all_gather_object(self, obj: object) -> list:
-        from torch import distributed
-
-        gathered: list = [None] * len(self.ranks)
-        distributed.all_gather_object(gathered, obj)
-        return gathered
 
 
 def on_all_ranks(call, size: int) -> list:
@@ -87,25 +75,34 @@ def test_agreeing_ranks_pass() -> None:
 
 def _steps_with_a_skip(rank: Rank) -> str:
     """Rank 1 skips step 2."""
-    agreement = CollectiveAgreement(GlooGather(rank.size), dispatcher().dispatch)
+    topology = join(rank, tp_size=1, dp_size=rank.size, dp_lockstep="always")
+    agreement = CollectiveAgreement(topology.dp, dispatcher().dispatch)
+    found = "no difference seen"
     for step_id in (1, 2, 3) if rank.rank != 1 else (1, 3):
         try:
             agreement.agree(0, step_id, proposal("D", 3 + rank.rank))
         except RankMismatch as error:
-            return str(error)
-    return "no difference seen"
+            found = str(error)
+            break
+    topology.destroy()
+    return found
 
 
 def test_a_replica_that_skips_a_step_is_named_over_gloo() -> None:
-    results = run_ranks(_steps_with_a_skip, 3)
-    assert results == ["rank 1 is at step 3 of epoch 0, others at step 2 of epoch 0"] * 3
+    results = run_ranks(_steps_with_a_skip, 2, gloo=False)
+    assert results == ["rank 1 is at step 3 of epoch 0, others at step 2 of epoch 0"] * 2
 
 
 def _agree_over_gloo(rank: Rank) -> StepAgreement:
-    agreement = CollectiveAgreement(GlooGather(rank.size), dispatcher().dispatch)
-    kinds = [("D", 5), ("M", 300)]
-    return agreement.agree(0, 1, proposal(*kinds[rank.rank]))
+    topology = join(rank, tp_size=1, dp_size=2, dp_lockstep="always")
+    agreement = CollectiveAgreement(topology.dp, dispatcher().dispatch)
+    kind, tokens = [("D", 5), ("M", 300)][topology.spec.dp_rank]
+    agreed = agreement.agree(0, 1, proposal(kind, tokens))
+    topology.world.barrier()
+    topology.destroy()
+    return agreed
 
 
 def test_agreement_over_gloo() -> None:
-    assert run_ranks(_agree_over_gloo, 2) == [StepAgreement(1, 304, [5, 300], 0)] * 2
+    agreed = StepAgreement(1, 304, [5, 300], 0)
+    assert run_ranks(_agree_over_gloo, 2, gloo=False) == [agreed] * 2
