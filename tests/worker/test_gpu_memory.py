@@ -1,6 +1,7 @@
 """Memory of a worker on a GPU: filled to the promise, addressable to the top, nothing new later."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -8,9 +9,24 @@ from gpu_rig import BLOCKS_PER_LANE, MAX_LANES, GpuRig, gpu_config, gpu_requests
 from inline import make_scheduler, run_turns
 
 from lockstep.worker import start_up
+from lockstep.worker.config import WorkerConfig
 from lockstep.worker.graphs.mode import RunMode
+from lockstep.worker.schedule.scheduler import Scheduler
 
 pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def start_rig() -> Iterator[Callable[[WorkerConfig], GpuRig]]:
+    """Starts workers and closes them, whatever becomes of the test: each fills the GPU."""
+    with ExitStack() as rigs:
+
+        def start(config: WorkerConfig) -> GpuRig:
+            rig = GpuRig(config)
+            rigs.callback(rig.close)
+            return rig
+
+        yield start
 
 
 @pytest.fixture
@@ -31,9 +47,8 @@ def used_fraction() -> float:
     return (total - free) / total
 
 
-def serve_full_load(rig: GpuRig, **sampling: object) -> None:
+def serve_full_load(rig: GpuRig, scheduler: Scheduler, **sampling: object) -> None:
     """Twice as many requests as lanes, so that lanes join, leave and move."""
-    scheduler = make_scheduler(rig.worker.config, rig.ready.num_blocks)
     for add in gpu_requests(2 * MAX_LANES, max_tokens=40, **sampling):
         scheduler.add(add)
     served = run_turns(rig.worker, scheduler)
@@ -43,9 +58,12 @@ def serve_full_load(rig: GpuRig, **sampling: object) -> None:
 
 @pytest.mark.parametrize("utilization", [0.5, 0.9])
 def test_used_memory_is_what_was_promised_and_stays(
-    utilization: float, compiles: list[object]
+    utilization: float,
+    compiles: list[object],
+    start_rig: Callable[[WorkerConfig], GpuRig],
 ) -> None:
-    rig = GpuRig(gpu_config(num_blocks=None, utilization=utilization))
+    rig = start_rig(gpu_config(num_blocks=None, utilization=utilization))
+    scheduler = make_scheduler(rig.worker.config, rig.ready.num_blocks)
     assert used_fraction() == pytest.approx(utilization, abs=0.01)
     compiles.clear()
     mallocs = torch.cuda.memory_stats()["num_device_alloc"]
@@ -54,17 +72,17 @@ def test_used_memory_is_what_was_promised_and_stays(
         {"temperature": 0.9, "top_p": 0.9, "top_k": 30, "presence_penalty": 0.2, "seed": 1},
         {"temperature": 0.9, "logprobs": 5, "seed": 2},
     ):
-        rig.worker._next_step = None
-        serve_full_load(rig, **sampling)
+        serve_full_load(rig, scheduler, **sampling)
         assert used_fraction() == pytest.approx(utilization, abs=0.01)
     assert torch.cuda.memory_stats()["num_device_alloc"] == mallocs
     assert torch.cuda.memory_stats()["num_alloc_retries"] == 0
     assert compiles == []
-    rig.close()
 
 
-def test_the_top_blocks_of_a_full_pool_work() -> None:
-    rig = GpuRig(gpu_config(num_blocks=None, utilization=0.9))
+def test_the_top_blocks_of_a_full_pool_work(
+    start_rig: Callable[[WorkerConfig], GpuRig],
+) -> None:
+    rig = start_rig(gpu_config(num_blocks=None, utilization=0.9))
     made = []
     tops = [rig.ready.num_blocks - 1, MAX_LANES * BLOCKS_PER_LANE]
     for top in tops:
@@ -77,18 +95,18 @@ def test_the_top_blocks_of_a_full_pool_work() -> None:
     assert made[0] == made[1]
     byte_offset = tops[0] * rig.kv.layout.block_bytes
     assert byte_offset > 2**32, "the pool is too small to show anything"
-    rig.close()
 
 
 def test_without_mapping_the_estimate_keeps_the_promise_from_below(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    start_rig: Callable[[WorkerConfig], GpuRig],
 ) -> None:
     monkeypatch.setattr(start_up, "unavailable_reason", lambda device: "told so by a test")
-    rig = GpuRig(gpu_config(num_blocks=None, utilization=0.5))
+    rig = start_rig(gpu_config(num_blocks=None, utilization=0.5))
     assert "estimated, since it cannot be mapped: told so by a test" in caplog.text
-    serve_full_load(rig)
+    serve_full_load(rig, make_scheduler(rig.worker.config, rig.ready.num_blocks))
     assert 0.45 < used_fraction() < 0.51
-    rig.close()
 
 
 def test_closing_gives_the_memory_back() -> None:
