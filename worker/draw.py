@@ -6,6 +6,7 @@ is ``argmax(logits + T * noise)``, which needs no division and is plain argmax f
 
 from torch import Tensor
 
+from lockstep.worker.filters import cut
 from lockstep.worker.noise import gumbel
 from lockstep.worker.sampling_state import LaneSampling, Variant
 
@@ -41,6 +42,19 @@ def draw_splits(
         return sample.split_best(logits, lanes, start)
     scores, ids = draw(logits, lanes, start=start, variant=variant)
     return scores[:, None], ids[:, None]
+
+
+def draw_filtered(logits: Tensor, lanes: LaneSampling, variant: Variant) -> tuple[Tensor, Tensor]:
+    """``draw`` among the tokens that min_p, top_k and top_p keep: [num_reqs, n] scores and ids.
+
+    Args:
+        logits: over all shards; overwritten.
+    """
+    if logits.is_cuda:
+        from lockstep.worker.kernels import cut as kernels
+
+        return kernels.draw_filtered(logits, lanes)
+    return draw_splits(cut(logits, lanes), lanes, start=0, variant=variant)
 
 
 def _noisy(logits: Tensor, lanes: LaneSampling, start: int) -> Tensor:

@@ -21,6 +21,15 @@ def adjust(logits: Tensor, lanes: LaneSampling) -> Tensor:
     Args:
         logits: [num_reqs, vocab_local] float32; left as it is.
     """
+    if logits.is_cuda:
+        from lockstep.worker.kernels import adjust as kernels
+
+        return kernels.adjust(logits, lanes)
+    return adjust_torch(logits, lanes)
+
+
+def adjust_torch(logits: Tensor, lanes: LaneSampling) -> Tensor:
+    """``adjust`` on any device."""
     num_reqs = logits.shape[0]
     adjusted = logits.clone()
     _hold_back_stops(adjusted, lanes, num_reqs)

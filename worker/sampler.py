@@ -9,8 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from lockstep.worker.draw import draw, draw_splits
-from lockstep.worker.filters import adjust, cut
+from lockstep.worker.draw import draw, draw_filtered, draw_splits
+from lockstep.worker.filters import adjust
 from lockstep.worker.logprobs import LogprobTensors, logprobs_of
 from lockstep.worker.sampling_state import LaneSampling, Variant
 
@@ -67,8 +67,8 @@ class Sampler:
         """
         if variant < Variant.FILTERED:
             return self._candidates_over_shards(logits, variant)
-        filtered = cut(self._gather_vocab(adjust(logits, self.lanes)), self.lanes)
-        return draw_splits(filtered, self.lanes, start=0, variant=variant)
+        adjusted = self._gather_vocab(adjust(logits, self.lanes))
+        return draw_filtered(adjusted, self.lanes, variant)
 
     def logprobs(
         self, logits: Tensor, token_ids: Tensor, variant: Variant
