@@ -62,6 +62,16 @@ def test_a_list_that_is_too_short_only_costs_time():
     check_draws(random_logits(rows, vocab=2500), filled(rows, 2500), capacity=8)
 
 
+@pytest.mark.parametrize("capacity", [64, 41, 40, 21])
+def test_every_kept_token_can_be_drawn(capacity):
+    """Nearly flat rows, where a token too many or too few shows in the draws; 41 tokens reach
+    the floor of min_p, so the list is long enough, just long enough, too short."""
+    rows = 48
+    logits = (-0.01 * torch.arange(101.0)).expand(rows, -1).contiguous()
+    kinds = [{"min_p": math.exp(-0.405)}, {"min_p": math.exp(-0.405), "top_p": 0.7}, {"top_p": 0.4}]
+    check_draws(logits, filled(rows, 101, kinds=kinds), capacity=capacity)
+
+
 def test_ties_are_kept_together():
     logits = random_logits(len(KINDS), vocab=2000).round()
     check_draws(logits, filled(len(KINDS), 2000))
