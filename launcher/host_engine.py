@@ -12,6 +12,7 @@ from lockstep.launcher.scheduler_host import SchedulerHost
 from lockstep.worker.schedule.stats import SchedulerStats
 
 _STOP_S = 5.0
+_VERDICT_S = 2.0
 
 
 class HostEngine:
@@ -26,7 +27,10 @@ class HostEngine:
 
     def add(self, request: AddRequest) -> None:
         self._in_flight.add(request)
-        self._host.add(request)
+        try:
+            self._host.add(request)
+        except CommError as error:
+            raise EngineDead(str(error)) from error
 
     def abort(self, req_id: str) -> None:
         self._host.abort(req_id)
@@ -44,7 +48,8 @@ class HostEngine:
     def summary(self) -> EngineSummary:
         """See ``EngineClient.summary``. Raises EngineDead if that is why requests have failed."""
         if self._in_flight.num_errors:
-            self.poll(0.0)
+            # Whether they were refused or the engine has failed shows within a moment.
+            self.poll(_VERDICT_S)
         return self._summary
 
     def shutdown(self) -> None:

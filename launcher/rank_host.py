@@ -21,6 +21,9 @@ from lockstep.worker.config import WorkerConfig
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
+    from lockstep.parallel.topology import Topology
+    from lockstep.worker.loop import Worker
+
 logger = logging.getLogger(__name__)
 
 # The stage of a rank that is not starting.
@@ -33,6 +36,10 @@ class RankWorker(Protocol):
     def start(self, progress: Progress | None = None) -> WorkerReady: ...
     def run(self, plans: RingReader, results: RingWriter) -> None: ...
     def close(self) -> None: ...
+    @property
+    def last_step(self) -> int | None:
+        """The step_id of the last step that is done."""
+        ...
 
 
 # (config, spec, store of the rendezvous or None) -> a worker that has built nothing heavy yet.
@@ -46,6 +53,7 @@ class Beat(msgspec.Struct, frozen=True):
     stage: str
     done: int = 0
     total: int = 0
+    last_step: int | None = None
 
 
 class RankHost:
@@ -97,7 +105,9 @@ class RankHost:
         self._worker.close()
 
     def beat(self) -> Beat:
-        return self._beat
+        if self._worker is None:
+            return self._beat
+        return msgspec.structs.replace(self._beat, last_step=self._worker.last_step)
 
     def _note(self, stage: str, done: int, total: int) -> None:
         self._beat = Beat(stage, done, total)
@@ -125,6 +135,8 @@ class JoinedWorker:
         self._config = config
         self._spec = spec
         self._store = store
+        self._topology: Topology | None = None
+        self._worker: Worker | None = None
 
     def start(self, progress: Progress | None = None) -> WorkerReady:
         from lockstep.parallel.topology import Topology
@@ -138,12 +150,19 @@ class JoinedWorker:
         return self._worker.start(progress)
 
     def run(self, plans: RingReader, results: RingWriter) -> None:
+        assert self._worker is not None, "start comes before run"
         self._worker.run(plans, results)
+
+    @property
+    def last_step(self) -> int | None:
+        return self._worker.metrics.last_step_id if self._worker is not None else None
 
     def close(self) -> None:
         # Graphs hold operations of the groups, so they go first.
-        self._worker.close()
-        self._topology.destroy()
+        if self._worker is not None:
+            self._worker.close()
+        if self._topology is not None:
+            self._topology.destroy()
 
 
 def claim_device(device: str) -> None:

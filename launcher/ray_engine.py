@@ -20,6 +20,7 @@ _SLICE_S = 0.2
 _POLL_S = 1.0
 _REPLY_S = 30.0
 _STOP_S = 5.0
+_VERDICT_S = 2.0
 
 
 class RayEngine:
@@ -71,7 +72,8 @@ class RayEngine:
     def summary(self) -> EngineSummary:
         """See ``EngineClient.summary``. Raises EngineDead if that is why requests have failed."""
         if self._in_flight.num_errors:
-            self.stats()
+            # Whether they were refused or the engine has failed shows within a moment.
+            self._poll(_VERDICT_S)
         return self._summary
 
     def shutdown(self) -> None:

@@ -1,6 +1,7 @@
 """An actor as the supervisor sees it: its long calls, its heartbeats, its end."""
 
 import re
+import time
 from contextlib import suppress
 from typing import Any
 
@@ -11,6 +12,9 @@ from lockstep.comm.errors import CommError
 from lockstep.launcher.processes import ProcessId
 from lockstep.launcher.rank_host import IDLE, Beat
 from lockstep.launcher.supervise import Failure, Role, Sign
+
+# Ray knows more about an exit than that it has happened, and tells within this time.
+_RAY_TELLS_S = 1.0
 
 
 class RayMember:
@@ -23,6 +27,7 @@ class RayMember:
         self.process: ProcessId | None = None
         self.beat = Beat(IDLE)
         self._watched: list[ray.ObjectRef[Any]] = []
+        self._gone_since = 0.0
         self._asked: ray.ObjectRef[Beat] | None = None
 
     def call(self, method: str, *args: object) -> "ray.ObjectRef[Any]":
@@ -31,6 +36,10 @@ class RayMember:
         self._watched = [*self._watched, ref]
         return ref
 
+    @property
+    def last_step(self) -> int | None:
+        return self.beat.last_step
+
     def failure(self) -> Failure | None:
         done, _ = ray.wait(self._watched, num_returns=len(self._watched), timeout=0)
         for ref in done:
@@ -38,6 +47,10 @@ class RayMember:
                 ray.get(ref)
             except Exception as error:
                 return describe(error)
+        if self.process is None or not self.process.gone:
+            self._gone_since = time.monotonic()
+        elif time.monotonic() - self._gone_since > _RAY_TELLS_S:
+            return Failure(Sign.DIED, "died: its process is gone, and Ray has not said why")
         return None
 
     def heard(self) -> bool:
@@ -72,4 +85,6 @@ def _reason(text: str) -> str:
     """Ray's report in one line, without the list of causes that it considers common."""
     lines = [line.strip() for line in text.splitlines()]
     told = " ".join(line for line in lines if line and not re.match(r"\w+: ", line))
-    return told.partition(" Some common causes")[0]
+    told = told.partition(" Some common causes")[0]
+    # How the process ended, where Ray knows it, says all that stands before it.
+    return told[max(told.find("Worker exit type"), 0) :]

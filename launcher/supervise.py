@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 PERIOD_S = 0.2
 SETTLE_S = 0.8
-HANG_S = 7.0
+HANG_S = 5.0
 HANG_WHILE_STARTING_S = 60.0
 POLITE_S = 1.5
 END_TIMEOUT_S = 8.0
@@ -73,6 +73,8 @@ class Member(Protocol):
     name: str
 
     @property
+    def last_step(self) -> int | None: ...
+    @property
     def process(self) -> ProcessId | None:
         """None while it is not known, or if it is on another host."""
         ...
@@ -87,7 +89,7 @@ class Member(Protocol):
 
 
 class Supervisor:
-    """Watches members until one fails; then ends those that die with it and keeps the cause."""
+    """Watches members until one fails; then keeps the cause and ends those that die with it."""
 
     def __init__(self, members: Sequence[Member]) -> None:
         self._members = members
@@ -108,19 +110,19 @@ class Supervisor:
 
     @property
     def cause(self) -> Cause | None:
-        """The first cause, once what dies with it has been ended."""
+        """Why the engine has ended or is being ended, if it is."""
         return self._cause if self._failed.is_set() else None
 
     def await_cause(self) -> Cause | None:
         """The cause of a failure that has shown elsewhere; None if no member has failed."""
-        self._failed.wait(PERIOD_S + HANG_S + SETTLE_S + END_TIMEOUT_S)
+        self._failed.wait(PERIOD_S + HANG_S + SETTLE_S)
         return self.cause
 
     def stop(self) -> None:
-        """End the watch without ending anything."""
+        """End the watch; a failure that it has seen by then is dealt with first."""
         self._stop.set()
-        if self._thread.ident is not None and self._thread is not threading.current_thread():
-            self._thread.join(timeout=END_TIMEOUT_S + SETTLE_S)
+        if self._thread.ident is not None:
+            self._thread.join()
 
     def end_all(self) -> list[str]:
         """Kill every member and see it gone; names of those that are not. Tolerates the dead."""
@@ -143,7 +145,7 @@ class Supervisor:
             failure = member.failure() or self._hung(index, member, elapsed_s)
             if failure is not None:
                 sign, text, error = failure
-                causes.append(Cause(sign, member.role, f"{member.name} {text}", error))
+                causes.append(Cause(sign, member.role, f"{_named(member)} {text}", error))
         return causes
 
     def _hung(self, index: int, member: Member, elapsed_s: float) -> Failure | None:
@@ -162,11 +164,18 @@ class Supervisor:
 
     def _fail(self, cause: Cause) -> None:
         self._cause = cause
+        self._failed.set()
         dying = DIES_WITH[cause.role]
         left = _end([member for member in self._members if member.role in dying])
         if left:
             logger.error("still there after %.0f s: %s", END_TIMEOUT_S, ", ".join(left))
-        self._failed.set()
+
+
+def _named(member: Member) -> str:
+    """Who it is, and the last step it had told of."""
+    pid = f", pid {member.process.pid}" if member.process is not None else ""
+    step = f", last step {member.last_step}" if member.last_step is not None else ""
+    return f"{member.name}{pid}{step}," if pid or step else member.name
 
 
 def _end(members: Sequence[Member]) -> list[str]:

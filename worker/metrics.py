@@ -15,6 +15,7 @@ class WorkerMetrics:
     num_padding_tokens: int = 0
     num_sampled_tokens: int = 0
     num_dropped_plans: int = 0
+    last_step_id: int | None = None
 
     def launched(self, plan: StepPlan, replica_index: int) -> None:
         """Count one step of ``plan``."""
@@ -26,3 +27,4 @@ class WorkerMetrics:
 
     def published(self, result: StepResult) -> None:
         self.num_sampled_tokens += result.counts.count(1)
+        self.last_step_id = result.step_id

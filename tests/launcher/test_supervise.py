@@ -16,6 +16,7 @@ from lockstep.launcher.supervise import Failure, Role, Sign, Supervisor
 class FakeMember:
     def __init__(self, name, role=Role.WORKER, process=None):
         self.name, self.role, self.process = name, role, process
+        self.last_step = None
         self.sign, self.answers, self.killed = None, True, False
 
     def failure(self):
@@ -49,11 +50,14 @@ def supervisor(members):
     supervisor.stop()
 
 
+@pytest.fixture
 def sleeper():
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     with open(f"/proc/{child.pid}/stat") as file:
         started = int(file.read().rpartition(")")[2].split()[19])
-    return child, ProcessId(child.pid, started)
+    yield child, ProcessId(child.pid, started)
+    child.kill()
+    child.wait()
 
 
 def test_nothing_is_ended_while_all_is_well(supervisor, members):
@@ -75,6 +79,7 @@ def test_the_sign_nearest_to_the_cause_wins_though_it_shows_last(supervisor, mem
 def test_all_that_die_with_a_rank_are_ended_though_ending_them_fails(supervisor, members):
     members[0].sign = Failure(Sign.RAISED, "failed")
     assert supervisor.await_cause() is not None
+    supervisor.stop()
     assert all(member.killed for member in members)
 
 
@@ -93,26 +98,25 @@ def test_silence_before_serving_has_a_longer_limit(supervisor, members, monkeypa
     assert supervisor.cause is None
 
 
-def test_processes_of_the_engine_are_gone_when_the_cause_is_told():
-    child, process = sleeper()
+def test_processes_of_the_engine_are_gone_when_the_supervisor_has_stopped(sleeper):
+    child, process = sleeper
     os.kill(child.pid, signal.SIGSTOP)
     member = FakeMember("rank 0", process=process)
     supervisor = Supervisor([member])
     supervisor.start()
     member.sign = Failure(Sign.RAISED, "failed")
     assert supervisor.await_cause() is not None
+    supervisor.stop()
     assert process.gone
-    child.wait()
 
 
-def test_a_reused_pid_is_not_killed():
-    child, process = sleeper()
+def test_a_reused_pid_is_not_killed(sleeper):
+    _, process = sleeper
     other = ProcessId(process.pid, process.started - 1)
     assert other.gone
     assert end_processes([other], timeout_s=1.0) == []
     assert not process.gone and wait_gone([process], timeout_s=0.05) == [process]
     assert end_processes([process], timeout_s=5.0) == []
-    child.wait()
 
 
 def test_this_process_is_not_gone():

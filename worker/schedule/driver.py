@@ -165,8 +165,9 @@ class SchedulerDriver:
     def _take_result(self, rank: int, data: bytes) -> None:
         result = decode_result(data)
         if isinstance(result, WorkerFailed):
-            told = f"step {result.step_id}: {result.error}\n{result.traceback}"
-            raise PeerLost(result.global_rank, told.rstrip())
+            failed = PeerLost(result.global_rank, f"step {result.step_id}: {result.error}")
+            failed.add_note(result.traceback)
+            raise failed
         expected = divmod(rank, self._parallel.tp_size)
         if (result.dp_rank, result.tp_rank) != expected:
             raise PeerLost(rank, f"it calls itself {result.dp_rank, result.tp_rank}")
