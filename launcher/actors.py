@@ -14,9 +14,9 @@ import ray
 from lockstep.comm.messages import AddRequest, TokenDelta, WorkerReady
 from lockstep.launcher.logs import setup_logging
 from lockstep.launcher.placement import STORE_HOST, VISIBLE, Place
-from lockstep.launcher.processes import ProcessId, boot_id, this_process
+from lockstep.launcher.processes import ProcessId, boot_id, on_exit_of, this_process
 from lockstep.launcher.rank_env import foreign_variables
-from lockstep.launcher.rank_host import IDLE, Beat, MakeWorker, RankHost
+from lockstep.launcher.rank_host import IDLE, Beat, RankHost, RankWorker
 from lockstep.launcher.rings import RankRings
 from lockstep.launcher.scheduler_host import MakeDriver, SchedulerHost
 from lockstep.parallel.rank_spec import RankSpec
@@ -33,8 +33,9 @@ decode_deltas = msgspec.msgpack.Decoder(list[TokenDelta]).decode
 class WorkerActor:
     """One rank. Calls in order: place, serve_store (rank 0), start, run."""
 
-    def __init__(self, config: WorkerConfig, make_worker: MakeWorker | None = None) -> None:
-        self._host = RankHost(config, make_worker)
+    def __init__(self, config: WorkerConfig, worker_type: type[RankWorker] | None = None) -> None:
+        end_with_raylet()
+        self._host = RankHost(config, worker_type)
 
     @ray.method(concurrency_group="control")
     def place(self) -> tuple[Place, ProcessId]:
@@ -60,6 +61,7 @@ class SchedulerActor:
 
     def __init__(self, config: WorkerConfig, make_driver: MakeDriver | None = None) -> None:
         setup_logging("scheduler")
+        end_with_raylet()
         self._config = config
         self._make_driver = make_driver
         self._host: SchedulerHost | None = None
@@ -103,6 +105,11 @@ class SchedulerActor:
     def _opened(self) -> SchedulerHost:
         assert self._host is not None, "open comes before serve"
         return self._host
+
+
+def end_with_raylet() -> None:
+    """Exit when the raylet does, which is the parent here: Ray takes a quarter of a minute."""
+    on_exit_of(os.getppid(), lambda: os._exit(1))
 
 
 def place_of_this_actor() -> Place:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from lockstep.launcher.engine import Progress
 from lockstep.launcher.rank_env import foreign_variables
-from lockstep.launcher.rank_host import MakeWorker
+from lockstep.launcher.rank_host import RankWorker
 from lockstep.launcher.ray_environment import set_ray_defaults
 from lockstep.launcher.resolve import Resolved
 from lockstep.launcher.scheduler_host import MakeDriver
@@ -24,14 +24,14 @@ def start_ray_engine(
     resolved: Resolved,
     progress: Progress | None = None,
     *,
-    make_worker: MakeWorker | None = None,
+    worker_type: type[RankWorker] | None = None,
     make_driver: MakeDriver | None = None,
     placement_timeout_s: float = PLACEMENT_TIMEOUT_S,
 ) -> "RayEngine":
     """Ranks and scheduler as Ray actors, ready to serve. The caller must call ``shutdown``.
 
     Uses the Ray that this process is connected to, else that of RAY_ADDRESS, else starts one that
-    ends with the engine. ``make_worker`` and ``make_driver`` replace the real ones in tests.
+    ends with the engine. ``worker_type`` and ``make_driver`` replace the real ones in tests.
 
     Raises:
         LaunchError: the cluster refuses the connection.
@@ -44,7 +44,7 @@ def start_ray_engine(
     from lockstep.launcher.ray_launch import launch_engine
 
     return launch_engine(
-        resolved, progress or _say_nothing, make_worker, make_driver, placement_timeout_s
+        resolved, progress or _say_nothing, worker_type, make_driver, placement_timeout_s
     )
 
 

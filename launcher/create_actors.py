@@ -15,7 +15,7 @@ from lockstep.launcher.actors import (
 )
 from lockstep.launcher.guard import MARK
 from lockstep.launcher.placement import NOSET, VISIBLE
-from lockstep.launcher.rank_host import MakeWorker
+from lockstep.launcher.rank_host import RankWorker
 from lockstep.launcher.reserve import Reservation
 from lockstep.launcher.scheduler_host import MakeDriver
 from lockstep.worker.config import WorkerConfig
@@ -25,7 +25,11 @@ _TRAVELS = ("NCCL_", "GLOO_", "TORCH_", "TRITON_", "HF_", "LOCKSTEP_", "PYTHONHA
 
 
 def create_worker(
-    config: WorkerConfig, rank: int, reservation: Reservation, mark: str, make: MakeWorker | None
+    config: WorkerConfig,
+    rank: int,
+    reservation: Reservation,
+    mark: str,
+    worker_type: type[RankWorker] | None,
 ) -> Any:
     """The actor of one rank, on its bundle; Ray masks by the actor's own request, so it says it."""
     env = {
@@ -37,7 +41,7 @@ def create_worker(
     on_cpu = reservation.resource == "CPU"
     return _create(
         WorkerActor,
-        (config, make),
+        (config, worker_type),
         name=f"{reservation.owner}/rank-{rank}",
         bundle=reservation.place(rank),
         env=actor_environment(os.environ, mark) | env,

@@ -1,6 +1,7 @@
 """The front end's process as its parent, rank 0 of a torchrun start, holds it."""
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -58,9 +59,11 @@ class FrontProcess:
         """How it ended, or 1 if it does not; it is given time for its last words."""
         self._connection.close()
         try:
-            return _status(self._process.wait(_LAST_WORDS_S))
+            code = self._process.wait(_LAST_WORDS_S)
         except subprocess.TimeoutExpired:
             return 1
+        self._tell_of_signal(code)
+        return _status(code)
 
     def kill(self) -> None:
         self._process.kill()
@@ -69,7 +72,14 @@ class FrontProcess:
     def _watch(self) -> None:
         code = self._process.wait()
         if self._fatal:
+            self._tell_of_signal(code)
             os._exit(_status(code) or 1)
+
+    def _tell_of_signal(self, code: int) -> None:
+        # Whatever else ended it, it has told that itself.
+        if code < 0:
+            name = signal.Signals(-code).name
+            sys.stderr.write(f"lockstep: the front end, pid {self._process.pid}, died: {name}\n")
 
 
 def _status(code: int) -> int:

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
@@ -31,7 +31,17 @@ IDLE = ""
 
 
 class RankWorker(Protocol):
-    """The part of ``worker.loop.Worker`` that its host calls."""
+    """What a host makes and drives: ``JoinedWorker``, or a double in tests.
+
+    Made from config, spec and the store of the rendezvous (None: join the spec's); that builds
+    nothing heavy yet.
+    """
+
+    def __init__(self, config: WorkerConfig, spec: RankSpec, store: "Store | None") -> None: ...
+    @staticmethod
+    def serve_store(config: WorkerConfig, host: str) -> tuple["Store", int]:
+        """Rank 0 only: the store of the rendezvous and the port that it is bound to."""
+        ...
 
     def start(self, progress: Progress | None = None) -> WorkerReady: ...
     def run(self, plans: RingReader, results: RingWriter) -> None: ...
@@ -40,10 +50,6 @@ class RankWorker(Protocol):
     def last_step(self) -> int | None:
         """The step_id of the last step that is done."""
         ...
-
-
-# (config, spec, store of the rendezvous or None) -> a worker that has built nothing heavy yet.
-MakeWorker = Callable[[WorkerConfig, RankSpec, "Store | None"], RankWorker]
 
 
 # Producer: a rank's host. Consumer: the supervisor, and through it the progress display.
@@ -62,30 +68,27 @@ class RankHost:
     def __init__(
         self,
         config: WorkerConfig,
-        make_worker: MakeWorker | None = None,
+        worker_type: type[RankWorker] | None = None,
         store: "Store | None" = None,
         on_progress: Progress | None = None,
     ) -> None:
         self._config = config
         self._on_progress = on_progress
-        self._make_worker = make_worker or JoinedWorker
+        self._worker_type = worker_type or JoinedWorker
         self._store = store
         self._worker: RankWorker | None = None
         self._beat = Beat(IDLE)
 
     def serve_store(self, host: str) -> int:
         """Rank 0 only: bind the store of the rendezvous on a free port, which is returned."""
-        from lockstep.comm.rendezvous import serve_store
-
-        parallel = self._config.parallel
-        self._store, port = serve_store(host, parallel.world_size, parallel.timeout_s)
+        self._store, port = self._worker_type.serve_store(self._config, host)
         return port
 
     def start(self, spec: RankSpec) -> WorkerReady:
         """Build everything; returns once this rank can serve."""
         setup_logging(rank_name(spec))
         claim_device(spec.device)
-        self._worker = self._make_worker(self._config, spec, self._store)
+        self._worker = self._worker_type(self._config, spec, self._store)
         with _failure_logged("start"):
             ready = self._worker.start(self._note)
         self._beat = Beat(IDLE)
@@ -130,6 +133,12 @@ def _failure_logged(what: str) -> Iterator[None]:
 
 class JoinedWorker:
     """The real thing: a ``Worker`` and the groups that it is a member of. Imports torch late."""
+
+    @staticmethod
+    def serve_store(config: WorkerConfig, host: str) -> tuple["Store", int]:
+        from lockstep.comm.rendezvous import serve_store
+
+        return serve_store(host, config.parallel.world_size, config.parallel.timeout_s)
 
     def __init__(self, config: WorkerConfig, spec: RankSpec, store: "Store | None") -> None:
         self._config = config

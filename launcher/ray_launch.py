@@ -21,7 +21,7 @@ from lockstep.launcher.guard import MARK
 from lockstep.launcher.logs import rank_name
 from lockstep.launcher.placement import Place, specs_from_places
 from lockstep.launcher.processes import boot_id
-from lockstep.launcher.rank_host import IDLE, MakeWorker
+from lockstep.launcher.rank_host import IDLE, RankWorker
 from lockstep.launcher.ray_engine import RayEngine
 from lockstep.launcher.ray_member import RayMember
 from lockstep.launcher.ray_session import RaySession, open_session
@@ -38,7 +38,7 @@ _SLICE_S = 0.2
 def launch_engine(
     resolved: Resolved,
     progress: Progress,
-    make_worker: MakeWorker | None,
+    worker_type: type[RankWorker] | None,
     make_driver: MakeDriver | None,
     placement_timeout_s: float,
 ) -> RayEngine:
@@ -48,7 +48,7 @@ def launch_engine(
         session = open_session(num_ranks=resolved.world_size, device=resolved.device)
     launch = _Launch(resolved, session, progress, seconds)
     try:
-        return launch.start(make_worker, make_driver, placement_timeout_s)
+        return launch.start(worker_type, make_driver, placement_timeout_s)
     except BaseException:
         launch.close()
         raise
@@ -66,12 +66,12 @@ class _Launch:
     supervisor: Supervisor | None = None
 
     def start(
-        self, make_worker: MakeWorker | None, make_driver: MakeDriver | None, timeout_s: float
+        self, worker_type: type[RankWorker] | None, make_driver: MakeDriver | None, timeout_s: float
     ) -> RayEngine:
         with self._stage("placement"):
             reservation = self._reserve(timeout_s)
         with self._stage("actors"):
-            workers, scheduler = self._create(reservation, make_worker, make_driver)
+            workers, scheduler = self._create(reservation, worker_type, make_driver)
             self.supervisor = Supervisor([*workers, scheduler])
             self.supervisor.start()
             places = self._locate(workers, scheduler)
@@ -114,12 +114,12 @@ class _Launch:
     def _create(
         self,
         reservation: Reservation,
-        make_worker: MakeWorker | None,
+        worker_type: type[RankWorker] | None,
         make_driver: MakeDriver | None,
     ) -> tuple[list[RayMember], RayMember]:
         config, mark = self.resolved.worker, self.session.mark
         workers = [
-            create_worker(config, rank, reservation, mark, make_worker)
+            create_worker(config, rank, reservation, mark, worker_type)
             for rank in range(self.resolved.world_size)
         ]
         scheduler = create_scheduler(config, reservation, mark, make_driver)

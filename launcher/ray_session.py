@@ -1,5 +1,6 @@
 """A connection to Ray: an own local cluster, ended with its engine, or one that was there."""
 
+import atexit
 import logging
 import os
 import secrets
@@ -40,10 +41,11 @@ class RaySession:
     def close(self, *, others: bool = False) -> bool:
         """Disconnect, end an own cluster, see all that is marked gone. Safe to call twice.
 
-        With ``others`` (engines of this process that use the same Ray) it stays until the process
-        ends. Returns False if something marked could not be ended.
+        With ``others`` (engines of this process that use the same Ray) an own cluster stays until
+        the process ends. Returns False if something marked could not be ended.
         """
-        if others:
+        if others and self._connected_here:
+            atexit.register(self.close)
             return True
         if self._connected_here and ray.is_initialized():
             ray.shutdown()

@@ -18,7 +18,7 @@ import msgspec
 
 from lockstep.comm.errors import CommError
 from lockstep.comm.messages import WorkerReady
-from lockstep.launcher.errors import LaunchError, StartError
+from lockstep.launcher.errors import EngineDead, LaunchError, StartError
 from lockstep.launcher.front_link import (
     AllReady,
     Attach,
@@ -33,6 +33,7 @@ from lockstep.launcher.logs import setup_logging
 from lockstep.launcher.processes import die_with_parent
 from lockstep.launcher.rank_env import Seat, read_seat, spec_of_seat
 from lockstep.launcher.rank_host import RankHost
+from lockstep.launcher.rings import RankRings
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -102,9 +103,16 @@ def follow(seat: Seat, store: "Store") -> int:
         _gather(seat, store, ready)
         attach = _hear(store, ATTACH)
         if isinstance(attach, Attach):
-            host.run(attach.rings[seat.rank])
+            _serve(host, attach.rings[seat.rank])
     _leave(seat, store)
     return 0
+
+
+def _serve(host: RankHost, rings: RankRings) -> None:
+    try:
+        host.run(rings)
+    except Exception as error:
+        raise EngineDead(f"{type(error).__name__}: {error}") from error
 
 
 def _start(seat: Seat, store: "Store", begin: Begin, front: FrontProcess) -> RankHost:

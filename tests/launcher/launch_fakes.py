@@ -36,6 +36,10 @@ class FakeWorker:
 
     last_step = None
 
+    @staticmethod
+    def serve_store(config, host):
+        return None, 1
+
     def start(self, progress=None):
         folder = Path(self.config.model_path)
         if folder.is_dir():
