@@ -1,6 +1,6 @@
 """Errors and times of the kernels on this GPU: ``python tests/gpu_kernel_report.py [part ...]``.
 
-Parts are errors, decode, small, linear and layers; all by default. Not a test: it asserts nothing.
+Parts are errors, decode, small, linear, layers and tune; all but tune by default. Not a test.
 Times are medians of graph replays in which no two calls share data, so no cache is measured.
 """
 
@@ -22,6 +22,7 @@ from lockstep.worker.attention.reference import ReferenceAttention
 from lockstep.worker.attention.triton import TritonAttention
 from lockstep.worker.forward import AttentionMetadata
 from lockstep.worker.kernels import ops
+from lockstep.worker.kernels.linear import ENOUGH_PROGRAMS, MAX_ROWS, FewRowsLinear, Tiles
 
 DEVICE = torch.device("cuda")
 READ_TBPS = 4.68  # measured on an H200: plain 16-byte loads
@@ -305,20 +306,78 @@ def report_prefill(shape: Shape) -> None:
 
 
 def report_linear() -> None:
-    say("us (TB/s)", "batch", *QWEN.weights(), "lm_head")
+    """Both ways; gate_up goes with its activation."""
+    say("us (TB/s)", "kernel", "batch", *QWEN.weights(), "lm_head")
+    few_rows = FewRowsLinear(DEVICE)
     for shape in (QWEN, LLAMA):
-        copies = {
-            name: [randn(*size) for _ in range(max(2, int(3e8 / (2 * size[0] * size[1]))))]
-            for name, size in {**shape.weights(), "lm_head": (shape.vocab, shape.hidden)}.items()
-        }
-        for batch in BATCHES:
-            columns = []
-            for weights in copies.values():
-                x = randn(batch, weights[0].shape[1])
-                us = microseconds([partial(F.linear, x, w) for w in weights])
-                columns.append(f"{us:.1f} ({weights[0].numel() * 2 / us / 1e6:.2f})")
-            say(shape.name, batch, *columns)
+        sizes = {**shape.weights(), "lm_head": (shape.vocab, shape.hidden)}
+        copies = {name: weight_copies(*size) for name, size in sizes.items()}
+        for batch in (1, 2, 4, 8, 16, 32, 128):
+            ways = {"cuBLAS": (F.linear, unfused_gated)}
+            if batch <= MAX_ROWS:
+                ways["few rows"] = (few_rows, few_rows.gated)
+            for way, (plain, gated) in ways.items():
+                columns = []
+                for name, weights in copies.items():
+                    x = randn(batch, weights[0].shape[1])
+                    run = gated if name == "gate_up" else plain
+                    us = microseconds([partial(run, x, w) for w in weights])
+                    columns.append(f"{us:.1f} ({weights[0].numel() * 2 / us / 1e6:.2f})")
+                say(shape.name, way, batch, *columns)
         del copies
+
+
+def weight_copies(rows: int, columns: int) -> list[Tensor]:
+    """More than the caches hold."""
+    return [randn(rows, columns) for _ in range(max(2, int(3e8 / (2 * rows * columns))))]
+
+
+def unfused_gated(x: Tensor, weight: Tensor) -> Tensor:
+    return ops.silu_and_mul(F.linear(x, weight))
+
+
+ONE_ROW_TILES = [
+    Tiles(n, 8192 * scale // n, num_warps=warps)
+    for n, scale, warps in (
+        (2, 1, 4), (4, 1, 4), (8, 1, 4), (16, 1, 4), (4, 2, 8), (8, 2, 8), (4, 1, 8), (8, 1, 8),
+    )
+]  # fmt: skip
+FEW_ROWS_TILES = [
+    Tiles(n, k, splits, num_warps=4, num_stages=stages)
+    for n, k, splits, stages in (
+        (32, 256, 1, 4), (32, 256, 2, 4), (32, 256, 4, 4), (32, 256, 8, 4), (32, 128, 4, 6),
+        (64, 128, 4, 5), (64, 128, 8, 5), (16, 256, 2, 4), (16, 256, 4, 4), (64, 256, 8, 3),
+    )
+]  # fmt: skip
+
+
+def report_tune() -> None:
+    """Best tiles of each weight first; what ``kernels.linear`` chooses by itself is "default"."""
+    for shape in (QWEN, LLAMA):
+        for name, size in shape.weights().items():
+            weights = weight_copies(*size)
+            for batch, candidates in ((1, ONE_ROW_TILES), (8, FEW_ROWS_TILES)):
+                found = sorted(tiles_times(weights, batch, [None, *candidates], name == "gate_up"))
+                text = "  ".join(f"{us:.2f} {tiles}" for us, tiles in found[:4])
+                default = next(us for us, tiles in found if tiles == "default")
+                say(shape.name, name, batch, f"default {default:.2f}", f"best {text}")
+
+
+def tiles_times(
+    weights: list[Tensor], batch: int, candidates: list[Tiles | None], gated: bool
+) -> list[tuple[float, str]]:
+    few_rows = FewRowsLinear(DEVICE)
+    run, x = few_rows.gated if gated else few_rows, randn(batch, weights[0].shape[1])
+    found = []
+    for tiles in candidates:
+        if tiles and tiles.splits > 1 and weights[0].shape[0] // tiles.tile_n >= ENOUGH_PROGRAMS:
+            continue
+        us = microseconds([partial(run, x, weight, tiles=tiles) for weight in weights], replays=9)
+        text = "default"
+        if tiles:
+            text = f"{tiles.tile_n}x{tiles.tile_k}/{tiles.splits}w{tiles.num_warps}"
+        found.append((us, text))
+    return found
 
 
 @dataclass(frozen=True)
@@ -333,7 +392,7 @@ class LayerWeights:
 
 def report_layers() -> None:
     """All layers and the logits of a decode step, without scheduler, sampler or inputs."""
-    say("step ms", "batch", "context", "ms", "weights ms", "KV ms")
+    say("step ms", "batch", "context", "cuBLAS", "few rows", "weights ms", "KV ms")
     for shape in (QWEN, LLAMA):
         layers = [
             LayerWeights(
@@ -348,16 +407,30 @@ def report_layers() -> None:
             2 * rows * columns for rows, columns in shape.weights().values()
         ) * len(layers)
         for batch, context in ((1, 128), (1, 1024), (8, 1024), (32, 1024), (128, 256)):
-            ms = step_ms(shape, layers, head, batch, context)
+            ms = [
+                f"{step_ms(shape, layers, head, batch, context, few_rows=few_rows):.3f}"
+                for few_rows in ((None, FewRowsLinear(DEVICE)) if batch <= MAX_ROWS else (None,))
+            ]
             kv_ms = batch * context * 8 * 128 * 4 * shape.layers / READ_TBPS / 1e9
             weights_ms = weight_bytes / READ_TBPS / 1e9
-            say(shape.name, batch, context, f"{ms:.3f}", f"{weights_ms:.3f}", f"{kv_ms:.3f}")
+            say(
+                shape.name, batch, context, *ms, *[""] * (2 - len(ms)),
+                f"{weights_ms:.3f}", f"{kv_ms:.3f}",
+            )  # fmt: skip
         del layers, head
 
 
 def step_ms(
-    shape: Shape, layers: list[LayerWeights], head: Tensor, batch: int, context: int
+    shape: Shape,
+    layers: list[LayerWeights],
+    head: Tensor,
+    batch: int,
+    context: int,
+    *,
+    few_rows: FewRowsLinear | None,
 ) -> float:
+    linear = few_rows or F.linear
+    gated = few_rows.gated if few_rows else unfused_gated
     blocks = batch * (context // 16)
     pool = randn(blocks + 1, shape.layers, 2, 16, 8, 128)
     table = (torch.randperm(blocks, device=DEVICE) + 1).view(batch, -1).int()
@@ -378,16 +451,16 @@ def step_ms(
         x, residual = first, first
         for i, layer in enumerate(layers):
             normed, residual = ops.add_rms_norm(x, residual, layer.norm, 1e-6)
-            qkv = F.linear(normed, layer.qkv).view(batch, -1, 128)
+            qkv = linear(normed, layer.qkv).view(batch, -1, 128)
             q, k, v = qkv.split([shape.heads, 8, 8], dim=1)
             ops.norm_rope_(q, k, positions, cos_sin, layer.head_norm, 1e-6)
             out = torch.empty(q.shape, dtype=q.dtype, device=DEVICE)
             backend.forward(
                 q, k, v, (pool[:, i, 0], pool[:, i, 1]), metadata, scale=0.09, window=None, out=out
             )
-            x = F.linear(out.flatten(1), layer.o)
+            x = linear(out.flatten(1), layer.o)
             normed, residual = ops.add_rms_norm(x, residual, layer.norm, 1e-6)
-            x = F.linear(ops.silu_and_mul(F.linear(normed, layer.gate_up)), layer.down)
+            x = linear(gated(normed, layer.gate_up), layer.down)
         return torch.mm(x, head.t(), out_dtype=torch.float32)
 
     return microseconds([step]) / 1e3
@@ -398,6 +471,7 @@ PARTS = {
     "decode": report_decode,
     "small": report_small,
     "linear": report_linear,
+    "tune": report_tune,
     "layers": report_layers,
 }
 
@@ -405,7 +479,7 @@ PARTS = {
 def main(names: list[str]) -> None:
     torch.manual_seed(0)
     start = time.perf_counter()
-    for name in names or PARTS:
+    for name in names or [part for part in PARTS if part != "tune"]:
         PARTS[name]()
         say(f"{name}:", f"{time.perf_counter() - start:.0f} s so far")
         torch.cuda.empty_cache()

@@ -1,0 +1,123 @@
+"""Linear layers of few rows against float32 products, and what must not change a row's sum."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from compilations import compilations
+from kernel_device import interpreted, kernel_device
+from torch import Tensor
+
+DEVICE = kernel_device()
+
+from lockstep.worker.kernels.linear import FewRowsLinear, Tiles  # noqa: E402
+
+pytestmark = interpreted
+# The interpreter has no arithmetic in bfloat16.
+DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16
+SHAPES = [(40, 1024), (1000, 96), (65, 2048), (300, 600)]
+
+
+def _random(*shape: int) -> Tensor:
+    return torch.randn(shape, device=DEVICE).to(DTYPE)
+
+
+def _weight(out_size: int, in_size: int) -> Tensor:
+    return (_random(out_size, in_size).float() * in_size**-0.5).to(DTYPE)
+
+
+def _check(rows: int, out_size: int, in_size: int, *, with_bias: bool) -> None:
+    torch.manual_seed(rows + out_size)
+    linear = FewRowsLinear(DEVICE)
+    x, weight = _random(rows, in_size), _weight(2 * out_size, in_size)
+    bias = _random(2 * out_size) if with_bias else None
+    assert linear.serves(x, weight)
+    exact = F.linear(x.float(), weight.float(), None if bias is None else bias.float())
+    gate, up = exact.chunk(2, dim=-1)
+    limit = 1e-3 if DTYPE is torch.float16 else 1e-2
+    for got, expected in (
+        (linear(x, weight, bias), exact),
+        (linear.gated(x, weight, bias), F.silu(gate) * up),
+    ):
+        assert got.dtype is DTYPE
+        torch.testing.assert_close(got.float(), expected, rtol=limit, atol=2 * limit)
+    assert linear._arrivals.eq(0).all()
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("rows", [1, 2, 16])
+def test_matches_float32(rows: int, shape: tuple[int, int], with_bias: bool) -> None:
+    _check(rows, *shape, with_bias=with_bias)
+
+
+def test_splits_of_the_sum_are_added_in_order_and_repeat_bit_for_bit() -> None:
+    linear, x, weight = FewRowsLinear(DEVICE), _random(5, 1024), _weight(64, 1024)
+    for splits in (1, 2, 3, 4):
+        tiles = Tiles(32, 256, splits)
+        first = linear(x, weight, tiles=tiles)
+        torch.testing.assert_close(
+            first.float(), F.linear(x.float(), weight.float()), rtol=1e-2, atol=1e-2
+        )
+        for _ in range(3):
+            assert linear(x, weight, tiles=tiles).equal(first)
+
+
+def test_more_splits_than_there_is_space_for_are_refused() -> None:
+    linear, x, weight = FewRowsLinear(DEVICE), _random(5, 64), _weight(16 * 300, 64)
+    with pytest.raises(ValueError, match="splits must leave 300 tiles .* within 256 tiles"):
+        linear(x, weight, tiles=Tiles(16, 16, 4))
+
+
+def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
+    linear, x, weight = FewRowsLinear(DEVICE), _random(16, 600), _weight(100, 600)
+    together = linear(x, weight)
+    assert linear(x[:2], weight).equal(together[:2])
+    assert linear(x[9:14], weight).equal(together[9:14])
+
+
+@pytest.mark.parametrize(
+    "x, weight",
+    [
+        (_random(17, 64), _random(8, 64)),
+        (_random(0, 64), _random(8, 64)),
+        (_random(2, 64).float(), _random(8, 64)),
+        (_random(2, 64).float(), _random(8, 64).float()),
+        (_random(2, 60), _random(8, 60)),
+        (_random(64, 2).t(), _random(8, 64)),
+        (_random(2, 64), _random(64, 8).t()),
+    ],
+    ids=["rows", "empty", "mixed types", "float32", "unaligned", "x strided", "weight strided"],
+)
+def test_leaves_the_rest_to_others(x: Tensor, weight: Tensor) -> None:
+    assert not FewRowsLinear(DEVICE).serves(x, weight)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "out_size, in_size",
+    [(4096, 1024), (1024, 2048), (3072, 1024), (1024, 3072), (6144, 4096), (14336, 4096)],
+)
+def test_model_shapes(out_size: int, in_size: int) -> None:
+    for rows in (1, 2, 8, 16):
+        _check(rows, out_size, in_size, with_bias=False)
+
+
+@pytest.mark.gpu
+def test_split_sums_repeat_bit_for_bit_while_many_programs_race() -> None:
+    linear, x, weight = FewRowsLinear(DEVICE), _random(16, 3072), _weight(1024, 3072)
+    first = linear(x, weight)
+    for _ in range(500):
+        assert linear(x, weight).equal(first)
+
+
+@pytest.mark.gpu
+def test_every_number_of_rows_uses_two_kernels() -> None:
+    linear, weight = FewRowsLinear(DEVICE), _weight(72, 208)
+    with compilations() as at_start:
+        for rows in (1, 2):
+            linear(_random(rows, 208), weight)
+    assert len(at_start) == 2
+    with compilations() as later:
+        for rows in range(1, 17):
+            linear(_random(rows, 208), weight)
+    assert later == []

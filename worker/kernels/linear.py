@@ -1,0 +1,214 @@
+"""y = x W^T for few rows, where the time is that of reading W once. CUDA, Triton.
+
+One row is summed as products in registers. Two to ``MAX_ROWS`` rows go through the matrix units;
+there the sum over input features is split over programs until they fill the device, and the
+program that arrives last adds the parts up in order, so results repeat bit for bit. Within either
+kernel a row's sum depends on the shape of W alone, not on the rows beside it.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+MAX_ROWS = 16
+ENOUGH_PROGRAMS = 256
+_PART_FLOATS = 1 << 20
+
+
+@triton.jit
+def _dot_row(
+    y, x, w_ptr, columns, at, live, SIZE: tl.constexpr
+):  # fmt: skip
+    w = tl.load(w_ptr + columns[:, None] * SIZE + at[None, :], mask=live[None, :], other=0.0)
+    return y + w.to(tl.float32) * x[None, :]
+
+
+@triton.jit
+def _one_row_kernel(
+    out_ptr, x_ptr, w_ptr, bias_ptr, OUT: tl.constexpr, SIZE: tl.constexpr, GATED: tl.constexpr,
+    HAS_BIAS: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
+):  # fmt: skip
+    columns = tl.program_id(0).to(tl.int64) * TILE_N + tl.arange(0, TILE_N)
+    live_columns = columns < OUT
+    # Columns past the last repeat it: the stream of weights then needs no second mask.
+    columns = tl.minimum(columns, OUT - 1)
+    products = tl.zeros([TILE_N, TILE_K], tl.float32)
+    up_products = tl.zeros([TILE_N, TILE_K], tl.float32)
+    for k in range(0, SIZE, TILE_K):
+        at = k + tl.arange(0, TILE_K)
+        live = at < SIZE
+        x = tl.load(x_ptr + at, mask=live, other=0.0).to(tl.float32)
+        products = _dot_row(products, x, w_ptr, columns, at, live, SIZE)
+        if GATED:
+            up_products = _dot_row(up_products, x, w_ptr + OUT * SIZE, columns, at, live, SIZE)
+    y = tl.sum(products, 1)
+    if HAS_BIAS:
+        y += tl.load(bias_ptr + columns).to(tl.float32)
+    if GATED:
+        up = tl.sum(up_products, 1)
+        if HAS_BIAS:
+            up += tl.load(bias_ptr + OUT + columns).to(tl.float32)
+        y = y * tl.sigmoid(y) * up
+    tl.store(out_ptr + columns, y.to(out_ptr.dtype.element_ty), mask=live_columns)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _few_rows_kernel(
+    out_ptr, x_ptr, w_ptr, bias_ptr, part_ptr, arrivals_ptr, num_rows,
+    OUT: tl.constexpr, SIZE: tl.constexpr, X_ROW: tl.constexpr, GATED: tl.constexpr,
+    HAS_BIAS: tl.constexpr, SPLITS: tl.constexpr, SPLIT_SIZE: tl.constexpr,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
+):  # fmt: skip
+    tile, split = tl.program_id(0), tl.program_id(1)
+    rows = tl.arange(0, TILE_M)
+    live_rows = rows < num_rows
+    columns = tile.to(tl.int64) * TILE_N + tl.arange(0, TILE_N)
+    live_columns = columns < OUT
+    columns = tl.minimum(columns, OUT - 1)
+    acc = tl.zeros([TILE_M, TILE_N], tl.float32)
+    up = tl.zeros([TILE_M, TILE_N], tl.float32)
+    begin = split * SPLIT_SIZE
+    for k in range(begin, tl.minimum(begin + SPLIT_SIZE, SIZE), TILE_K):
+        at = k + tl.arange(0, TILE_K)
+        live = at < SIZE
+        x = tl.load(
+            x_ptr + rows[:, None] * X_ROW + at[None, :],
+            mask=live_rows[:, None] & live[None, :], other=0.0,
+        )  # fmt: skip
+        places = w_ptr + columns[None, :] * SIZE + at[:, None]
+        w = tl.load(places, mask=live[:, None], other=0.0)
+        acc = tl.dot(x, w, acc)
+        if GATED:
+            up_w = tl.load(places + OUT * SIZE, mask=live[:, None], other=0.0)
+            up = tl.dot(x, up_w, up)
+    if SPLITS > 1:
+        TILE: tl.constexpr = TILE_M * TILE_N
+        PART: tl.constexpr = TILE * 2 if GATED else TILE
+        inside = rows[:, None] * TILE_N + tl.arange(0, TILE_N)[None, :]
+        parts = part_ptr + tile * (SPLITS * PART) + inside
+        tl.store(parts + split * PART, acc)
+        if GATED:
+            tl.store(parts + split * PART + TILE, up)
+        # All threads' parts come before the one thread's release below.
+        tl.debug_barrier()
+        if tl.atomic_add(arrivals_ptr + tile, 1, sem="acq_rel") != SPLITS - 1:
+            return
+        tl.store(arrivals_ptr + tile, 0)
+        acc = tl.zeros([TILE_M, TILE_N], tl.float32)
+        up = tl.zeros([TILE_M, TILE_N], tl.float32)
+        for part in tl.static_range(SPLITS):
+            acc += tl.load(parts + part * PART, cache_modifier=".cg")
+            if GATED:
+                up += tl.load(parts + part * PART + TILE, cache_modifier=".cg")
+    if HAS_BIAS:
+        acc += tl.load(bias_ptr + columns).to(tl.float32)[None, :]
+    if GATED:
+        if HAS_BIAS:
+            up += tl.load(bias_ptr + OUT + columns).to(tl.float32)[None, :]
+        acc = acc * tl.sigmoid(acc) * up
+    tl.store(
+        out_ptr + rows[:, None] * OUT + columns[None, :], acc.to(out_ptr.dtype.element_ty),
+        mask=live_rows[:, None] & live_columns[None, :],
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """What one program takes: ``tile_n`` output by ``tile_k`` input features at a time."""
+
+    tile_n: int
+    tile_k: int
+    splits: int = 1
+    num_warps: int = 4
+    num_stages: int = 3
+
+
+def one_row_tiles(out_size: int, in_size: int) -> Tiles:
+    """Sixteen kilobytes of weights in flight a program, and programs enough for the device."""
+    tile_n = 4 if out_size <= 2048 else 8
+    return Tiles(tile_n, min(8192 // tile_n, triton.next_power_of_2(in_size)))
+
+
+def few_rows_tiles(out_size: int, in_size: int) -> Tiles:
+    """Two tiles of 32 KB in flight a program, and splits enough for the device."""
+    tile_n, tile_k = 32, 256
+    splits = min(ENOUGH_PROGRAMS // triton.cdiv(out_size, tile_n), triton.cdiv(in_size, tile_k))
+    return Tiles(tile_n, tile_k, max(1, splits), num_stages=4)
+
+
+class FewRowsLinear:
+    """The two kernels and the workspace they share; its calls must be on one stream.
+
+    ``arrivals`` is all zero between launches: the last program of a tile resets its count.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._parts = torch.empty(_PART_FLOATS, dtype=torch.float32, device=device)
+        self._arrivals = torch.zeros(ENOUGH_PROGRAMS, dtype=torch.int32, device=device)
+
+    def serves(self, x: Tensor, weight: Tensor) -> bool:
+        """x [rows, in_size] and weight [out_size, in_size], both of one half type."""
+        return (
+            0 < x.shape[0] <= MAX_ROWS
+            and x.dtype == weight.dtype
+            and x.element_size() == 2
+            and x.shape[1] % 8 == 0
+            and x.stride(1) == 1
+            and weight.is_contiguous()
+        )
+
+    def __call__(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, tiles: Tiles | None = None
+    ) -> Tensor:
+        """x @ weight.T + bias, [rows, out_size], accumulated in float32 and rounded once."""
+        return self._run(x, weight, bias, weight.shape[0], gated=False, tiles=tiles)
+
+    def gated(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, tiles: Tiles | None = None
+    ) -> Tensor:
+        """silu(gate) * up of x @ weight.T + bias, gate first, without rounding in between."""
+        return self._run(x, weight, bias, weight.shape[0] // 2, gated=True, tiles=tiles)
+
+    def _run(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        out_size: int,
+        *,
+        gated: bool,
+        tiles: Tiles | None,
+    ) -> Tensor:
+        num_rows, in_size = x.shape
+        out = torch.empty((num_rows, out_size), dtype=x.dtype, device=x.device)
+        shape = {"OUT": out_size, "SIZE": in_size, "GATED": gated, "HAS_BIAS": bias is not None}
+        if num_rows == 1:
+            tiles = tiles or one_row_tiles(out_size, in_size)
+            _one_row_kernel[(triton.cdiv(out_size, tiles.tile_n),)](
+                out, x, weight, weight if bias is None else bias, **shape,
+                TILE_N=tiles.tile_n, TILE_K=tiles.tile_k, num_warps=tiles.num_warps,
+            )  # fmt: skip
+            return out
+        tiles = tiles or few_rows_tiles(out_size, in_size)
+        num_tiles = triton.cdiv(out_size, tiles.tile_n)
+        split_size = triton.cdiv(in_size, tiles.splits * tiles.tile_k) * tiles.tile_k
+        splits = triton.cdiv(in_size, split_size)
+        self._check_space(num_tiles, splits, MAX_ROWS * tiles.tile_n * (1 + gated))
+        _few_rows_kernel[(num_tiles, splits)](
+            out, x, weight, weight if bias is None else bias, self._parts, self._arrivals,
+            num_rows, **shape, X_ROW=x.stride(0), SPLITS=splits, SPLIT_SIZE=split_size,
+            TILE_M=MAX_ROWS, TILE_N=tiles.tile_n, TILE_K=tiles.tile_k,
+            num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+        )  # fmt: skip
+        return out
+
+    def _check_space(self, num_tiles: int, splits: int, floats_per_part: int) -> None:
+        floats, limit = num_tiles * splits * floats_per_part, self._parts.numel()
+        if splits > 1 and (floats > limit or num_tiles > self._arrivals.numel()):
+            raise ValueError(
+                f"splits must leave {num_tiles} tiles of {floats_per_part} floats within "
+                f"{self._arrivals.numel()} tiles and {limit} floats, got {splits}"
+            )
