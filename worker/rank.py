@@ -16,8 +16,8 @@ from lockstep.worker.self_check import SelfCheck
 from lockstep.worker.stages import Stages
 from lockstep.worker.warm_up import warm_up_plans
 
-# On a CPU nothing is compiled and no memory is measured: a few tokens find what is broken.
-_CPU_WARM_UP_TOKENS = 8
+# On a CPU nothing is compiled and no memory is measured: one token finds what is broken.
+_CPU_WARM_UP_TOKENS = 1
 
 
 class Rank:

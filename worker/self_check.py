@@ -7,7 +7,7 @@ from lockstep.worker.graphs.errors import GraphError
 from lockstep.worker.model_runner import RunnerParts
 from lockstep.worker.sampling_state import Variant
 
-_NUM_PROBES = 3
+_NUM_PROBES = 2
 # Far above rounding in bfloat16, far below what reading a wrong place gives.
 _TOLERANCE = 0.1
 
@@ -24,13 +24,15 @@ class SelfCheck:
         self._state = parts.state
 
     def run(self, vocab_size: int) -> None:
-        """Check all sizes.
+        """Check all sizes of a device.
 
         Raises:
             GraphError: names the size whose replay differs from its step or ignores its input.
         """
         probes = sorted({(i + 1) * vocab_size // (_NUM_PROBES + 1) for i in range(_NUM_PROBES)})
-        for size in self._parts.graphs.sizes:
+        sizes = self._parts.graphs.sizes
+        # The host replays by calling: one size shows that, and a CPU has no time for all.
+        for size in sizes if self._state.device.type == "cuda" else sizes[:1]:
             self._check_body(size, probes)
             for variant in self._parts.graphs.captured_variants:
                 self._check_tail(size, probes[0], variant)

@@ -34,36 +34,43 @@ SAMPLING_OPTIONS = (
 def warm_up_plans(schedule: ScheduleConfig, num_tokens: int, num_replicas: int) -> list[StepPlan]:
     """Eager plans for all replicas alike: prompts wide and long, then decode, per option.
 
+    After these come smaller and smaller ones: libraries choose kernels by size, and load the
+    chosen one when it is first used.
+
     Args:
         num_tokens: tokens of a prompt step, at most ``max_num_batched_tokens``.
     """
-    most_lanes = min(schedule.max_num_seqs, num_tokens)
-    wide = _spread(num_tokens, most_lanes)
-    long = _spread(num_tokens, min(most_lanes, -(-num_tokens // schedule.max_model_len)))
     plans: list[StepPlan] = []
-    for lens in (wide, long) if wide != long else (wide,):
-        fitting = [min(length, schedule.max_model_len - 1) for length in lens]
-        for sampling in SAMPLING_OPTIONS:
-            plans += _prompt_then_decode(fitting, sampling, num_replicas)
-    return plans
-
-
-def _spread(num_tokens: int, num_lanes: int) -> list[int]:
-    each, more = divmod(num_tokens, num_lanes)
-    return [each + (lane < more) for lane in range(num_lanes)]
-
-
-def _prompt_then_decode(
-    lens: list[int], sampling: SamplingParams, num_replicas: int
-) -> Iterator[StepPlan]:
-    num_lanes = len(lens)
-    joins = [_join(lane, length, sampling) for lane, length in enumerate(lens)]
-    chunks = [Chunk(lane, pack_ids([0] * length), True) for lane, length in enumerate(lens)]
-    prompts = ReplicaPlan(num_lanes, joins=joins, chunks=chunks)
-    yield _eager(prompts, sum(lens), 0, num_replicas)
-    yield _eager(ReplicaPlan(num_lanes), num_lanes, 1, num_replicas)
+    num_lanes = 0
+    for lens, sampling in _batches(schedule, num_tokens):
+        leaves, num_lanes = list(range(num_lanes)), len(lens)
+        joins = [_join(lane, length, sampling) for lane, length in enumerate(lens)]
+        chunks = [Chunk(lane, pack_ids([0] * length), True) for lane, length in enumerate(lens)]
+        prompts = ReplicaPlan(num_lanes, leaves=leaves, joins=joins, chunks=chunks)
+        plans.append(_eager(prompts, sum(lens), 0, num_replicas))
+        plans.append(_eager(ReplicaPlan(num_lanes), num_lanes, 1, num_replicas))
     leaving = ReplicaPlan(0, leaves=list(range(num_lanes)))
-    yield _eager(leaving, 0, 1, num_replicas)
+    return [*plans, _eager(leaving, 0, 1, num_replicas)]
+
+
+def _batches(
+    schedule: ScheduleConfig, num_tokens: int
+) -> Iterator[tuple[list[int], SamplingParams]]:
+    """(length of each lane's prompt, how it samples)."""
+    longest = max(1, schedule.max_model_len - 1)
+    most_lanes = min(schedule.max_num_seqs, num_tokens)
+    wide = _spread(num_tokens, most_lanes, longest)
+    long = _spread(num_tokens, min(most_lanes, -(-num_tokens // longest)), longest)
+    for lens in (wide, long) if wide != long else (wide,):
+        for sampling in SAMPLING_OPTIONS:
+            yield lens, sampling
+    while num_tokens := num_tokens // 2:
+        yield _spread(num_tokens, min(most_lanes, num_tokens), longest), SAMPLING_OPTIONS[0]
+
+
+def _spread(num_tokens: int, num_lanes: int, longest: int) -> list[int]:
+    each, more = divmod(num_tokens, num_lanes)
+    return [min(longest, each + (lane < more)) for lane in range(num_lanes)]
 
 
 def _join(lane: int, num_prompt_tokens: int, sampling: SamplingParams) -> JoinLane:
