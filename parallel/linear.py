@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lockstep.parallel.placement import Placement
@@ -25,6 +24,7 @@ class ColumnParallelLinear(nn.Module):
         self, in_features: int, parts: Mapping[str, Shard], place: Placement, *, bias: bool
     ) -> None:
         super().__init__()
+        self.linear = place.linear
         self.in_features = in_features
         self.parts = dict(parts)
         self.sizes = [shard.local_size for shard in parts.values()]
@@ -32,7 +32,7 @@ class ColumnParallelLinear(nn.Module):
         self.bias = place.parameter(sum(self.sizes)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
+        return self.linear(x, self.weight, self.bias)
 
     def weight_shards(self, name: str) -> Iterator[WeightShard]:
         yield from self._fused("weight", self.weight, (self.in_features,))
@@ -67,6 +67,10 @@ class MergedColumnParallelLinear(ColumnParallelLinear):
         shard = even_shard(out_features, tp.size, tp.rank, what="intermediate_size")
         super().__init__(in_features, {"gate_proj": shard, "up_proj": shard}, place, bias=bias)
 
+    def gated(self, x: Tensor) -> Tensor:
+        """silu(gate) * up of ``forward``, [num_tokens, size of one]."""
+        return self.linear.gated(x, self.weight, self.bias)
+
 
 class RowParallelLinear(nn.Module):
     """Input features split over ranks; the partial sums are added over the ranks.
@@ -79,6 +83,7 @@ class RowParallelLinear(nn.Module):
         super().__init__()
         self.shard = shard
         self.tp = place.tp
+        self.linear = place.linear
         self.weight = place.parameter(out_features, shard.local_size)
         self.bias = place.parameter(out_features) if bias else None
 
@@ -101,7 +106,7 @@ class RowParallelLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         # The bias follows the sum: added before, it would count once per rank.
-        y = self.tp.all_reduce(F.linear(x, self.weight))
+        y = self.tp.all_reduce(self.linear(x, self.weight))
         return y if self.bias is None else y + self.bias
 
     def weight_shards(self, name: str) -> Iterator[WeightShard]:

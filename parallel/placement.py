@@ -1,11 +1,36 @@
-"""Where the weights of a module live."""
+"""Where the weights of a module live, and how a rank multiplies by them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from lockstep.comm.collectives import Communicator
+
+
+class LinearOps(Protocol):
+    """Products with one rank's weights, [out_size, in_size]; x is [rows, in_size]."""
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x @ weight.T + bias, [rows, out_size]."""
+        ...
+
+    def gated(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """silu(gate) * up of that product, whose first half is gate: [rows, out_size / 2]."""
+        ...
+
+
+class TorchLinear:
+    """``LinearOps`` in plain torch, on any device."""
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return F.linear(x, weight, bias)
+
+    def gated(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        gate, up = F.linear(x, weight, bias).chunk(2, dim=-1)
+        return F.silu(gate) * up
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +40,7 @@ class Placement:
     tp: Communicator
     device: torch.device
     dtype: torch.dtype
+    linear: LinearOps = field(default_factory=TorchLinear)
 
     def parameter(self, *shape: int) -> nn.Parameter:
         """Zeros: what a checkpoint does not fill is padding."""

@@ -22,6 +22,7 @@ from lockstep.worker.attention.reference import ReferenceAttention
 from lockstep.worker.attention.triton import TritonAttention
 from lockstep.worker.forward import AttentionMetadata
 from lockstep.worker.kernels import ops
+from lockstep.worker.kernels.activation import silu_and_mul
 from lockstep.worker.kernels.linear import ENOUGH_PROGRAMS, MAX_ROWS, FewRowsLinear, Tiles
 
 DEVICE = torch.device("cuda")
@@ -208,7 +209,7 @@ def small_errors() -> list[tuple[str, torch.dtype, str]]:
         found.append(("add_rms_norm", dtype, distance(normed, expected)))
         assert total.equal(x + residual)
         gate, up = x.float().chunk(2, dim=1)
-        found.append(("silu_and_mul", dtype, distance(ops.silu_and_mul(x), F.silu(gate) * up)))
+        found.append(("silu_and_mul", dtype, distance(silu_and_mul(x), F.silu(gate) * up)))
         found.append(("norm_rope", dtype, rope_error(dtype)))
     return found
 
@@ -288,7 +289,7 @@ def report_small() -> None:
                 [partial(ops.rms_norm, t, norm_weight, 1e-6) for t in x],
                 [partial(ops.add_rms_norm, t, x[0], norm_weight, 1e-6) for t in x],
                 [partial(ops.norm_rope_, *t, positions, table, weights, 1e-6) for t in split],
-                [partial(ops.silu_and_mul, t) for t in gate_up],
+                [partial(silu_and_mul, t) for t in gate_up],
             )
             say(shape.name, batch, *(f"{microseconds(calls):.2f}" for calls in columns))
         report_prefill(shape)
@@ -333,7 +334,7 @@ def weight_copies(rows: int, columns: int) -> list[Tensor]:
 
 
 def unfused_gated(x: Tensor, weight: Tensor) -> Tensor:
-    return ops.silu_and_mul(F.linear(x, weight))
+    return silu_and_mul(F.linear(x, weight))
 
 
 ONE_ROW_TILES = [

@@ -1,4 +1,4 @@
-"""Layers of a decoder without rank arithmetic: norm, rotary embedding, activation, attention."""
+"""Layers of a decoder without rank arithmetic: norm, rotary embedding, attention."""
 
 import math
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from lockstep.parallel.weight_shard import WeightShard, replicated
 from lockstep.worker.attention.base import AttentionBackend
 from lockstep.worker.config import RopeScaling
 from lockstep.worker.forward import ForwardInputs
-from lockstep.worker.kernels.ops import add_rms_norm, norm_rope_, rms_norm, silu_and_mul
+from lockstep.worker.kernels.ops import add_rms_norm, norm_rope_, rms_norm
 from lockstep.worker.kv_cache import KVCache
 
 
@@ -34,13 +34,6 @@ class RMSNorm(nn.Module):
 
     def weight_shards(self, name: str) -> Iterator[WeightShard]:
         yield replicated(f"{name}.weight", self.weight)
-
-
-class SiluAndMul(nn.Module):
-    """[n, 2 * size] gate and up to silu(gate) * up, [n, size]."""
-
-    def forward(self, gate_up: Tensor) -> Tensor:
-        return silu_and_mul(gate_up)
 
 
 def rotary_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> Tensor:

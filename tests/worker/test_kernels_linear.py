@@ -9,7 +9,8 @@ from torch import Tensor
 
 DEVICE = kernel_device()
 
-from lockstep.worker.kernels.linear import FewRowsLinear, Tiles  # noqa: E402
+from lockstep.parallel.placement import TorchLinear  # noqa: E402
+from lockstep.worker.kernels.linear import FewRowsLinear, KernelLinear, Tiles  # noqa: E402
 
 pytestmark = interpreted
 # The interpreter has no arithmetic in bfloat16.
@@ -90,6 +91,17 @@ def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
 )
 def test_leaves_the_rest_to_others(x: Tensor, weight: Tensor) -> None:
     assert not FewRowsLinear(DEVICE).serves(x, weight)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 16, 17])
+def test_any_number_of_rows_is_that_of_torch(rows: int) -> None:
+    ours, plain = KernelLinear(DEVICE), TorchLinear()
+    x, weight, bias = _random(rows, 128), _weight(96, 128), _random(96)
+    for got, expected in (
+        (ours(x, weight, bias), plain(x, weight, bias)),
+        (ours.gated(x, weight, bias), plain.gated(x, weight, bias)),
+    ):
+        torch.testing.assert_close(got, expected, rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.gpu

@@ -9,9 +9,12 @@ kernel a row's sum depends on the shape of W alone, not on the rows beside it.
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from lockstep.worker.kernels.activation import silu_and_mul
 
 MAX_ROWS = 16
 ENOUGH_PROGRAMS = 256
@@ -212,3 +215,20 @@ class FewRowsLinear:
                 f"splits must leave {num_tiles} tiles of {floats_per_part} floats within "
                 f"{self._arrivals.numel()} tiles and {limit} floats, got {splits}"
             )
+
+
+class KernelLinear:
+    """``LinearOps`` on CUDA: these kernels where they serve, torch's matrix products elsewhere."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._few_rows = FewRowsLinear(device)
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if self._few_rows.serves(x, weight):
+            return self._few_rows(x, weight, bias)
+        return F.linear(x, weight, bias)
+
+    def gated(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if self._few_rows.serves(x, weight):
+            return self._few_rows.gated(x, weight, bias)
+        return silu_and_mul(F.linear(x, weight, bias))

@@ -4,8 +4,9 @@ The torch paths are what the kernels are tested against. Triton is imported at t
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from lockstep.parallel.placement import LinearOps, TorchLinear
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -25,16 +26,6 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
         return norm.add_rms_norm(x, residual, weight, eps)
     total = x + residual
     return rms_norm_torch(total, weight, eps), total
-
-
-def silu_and_mul(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up of gate_up [num_tokens, 2 * size], gate first."""
-    if gate_up.is_cuda:
-        from lockstep.worker.kernels import activation
-
-        return activation.silu_and_mul(gate_up)
-    gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate) * up
 
 
 def norm_rope_(
@@ -73,3 +64,12 @@ def rms_norm_torch(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = x.float()
     return wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight
+
+
+def linear_ops(device: torch.device) -> LinearOps:
+    """How weights on this device are multiplied by."""
+    if device.type != "cuda":
+        return TorchLinear()
+    from lockstep.worker.kernels.linear import KernelLinear
+
+    return KernelLinear(device)

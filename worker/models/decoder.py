@@ -22,8 +22,9 @@ from lockstep.parallel.weight_shard import HasWeights, WeightShard
 from lockstep.worker.attention.base import AttentionBackend
 from lockstep.worker.config import ModelConfig
 from lockstep.worker.forward import ForwardInputs
+from lockstep.worker.kernels.ops import linear_ops
 from lockstep.worker.kv_cache import KVCache
-from lockstep.worker.layers import Attention, RMSNorm, RotaryEmbedding, SiluAndMul
+from lockstep.worker.layers import Attention, RMSNorm, RotaryEmbedding
 
 
 class DecoderAttention(nn.Module):
@@ -71,11 +72,10 @@ class DecoderMLP(nn.Module):
         super().__init__()
         hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
         self.gate_up_proj = MergedColumnParallelLinear(hidden, inner, place, bias=bias)
-        self.act = SiluAndMul()
         self.down_proj = RowParallelLinear.even(inner, hidden, place, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        down: Tensor = self.down_proj(self.act(self.gate_up_proj(x)))
+        down: Tensor = self.down_proj(self.gate_up_proj.gated(x))
         return down
 
 
@@ -161,7 +161,7 @@ class DecoderModel(nn.Module):
         max_positions: int | None = None,
     ) -> None:
         super().__init__()
-        place = Placement(tp, device, dtype)
+        place = Placement(tp, device, dtype, linear_ops(device))
         max_positions = max_positions or config.max_position_embeddings
         self.config = config
         self.model = DecoderBody(config, backend, place, max_positions)
