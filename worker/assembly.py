@@ -41,10 +41,11 @@ def kv_layout(config: WorkerConfig) -> KVLayout:
     )
 
 
-def build_model(config: WorkerConfig, topology: Topology, device: torch.device) -> DecoderModel:
+def build_model(
+    config: WorkerConfig, topology: Topology, backend: AttentionBackend, device: torch.device
+) -> DecoderModel:
     """The model with zero weights."""
     build = model_class(config.model.architecture)
-    backend = build_attention(config, device)
     return build(
         config.model,
         topology.tp,

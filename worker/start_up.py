@@ -9,12 +9,14 @@ import torch
 
 from lockstep.comm.messages import WorkerReady
 from lockstep.parallel.topology import Topology
-from lockstep.worker.assembly import build_model, kv_layout
+from lockstep.worker.assembly import build_attention, build_model, kv_layout
+from lockstep.worker.attention.base import AttentionBackend
 from lockstep.worker.config import WorkerConfig
 from lockstep.worker.device_memory import unavailable_reason
 from lockstep.worker.graphs.dispatch import Dispatcher, create_dispatcher
 from lockstep.worker.graphs.manifest import Manifest, build_manifest
 from lockstep.worker.graphs.memory import estimate_graph_bytes
+from lockstep.worker.graphs.mode import GraphMode, resolve_mode
 from lockstep.worker.kv_cache import MIN_BLOCKS, KVCache, fixed_num_blocks
 from lockstep.worker.kv_memory import (
     FixedMemory,
@@ -77,7 +79,9 @@ class StartUp:
         return Started(rank, memory, self._dispatcher, ready)
 
     def _load(self) -> DecoderModel:
-        model = build_model(self._config, self._topology, self._device)
+        backend = build_attention(self._config, self._device)
+        check_support(self._dispatcher.mode, backend)
+        model = build_model(self._config, self._topology, backend, self._device)
         load_weights(model, self._config, self._stages.tell)
         return model
 
@@ -127,4 +131,14 @@ class StartUp:
             num_graphs=num_graphs,
             stage_seconds=self._stages.seconds,
             memory_bytes=self._stages.memory_bytes,
+        )
+
+
+def check_support(mode: GraphMode, backend: AttentionBackend) -> None:
+    """Raise ValueError if the attention backend cannot do what the agreed mode captures."""
+    able = resolve_mode(mode, backend.support, 1, mode.has_piecewise)
+    if able.mode is not mode:
+        reasons = "; ".join(able.reasons)
+        raise ValueError(
+            f"graph mode {mode} cannot be served with attention_backend {backend.name!r}: {reasons}"
         )

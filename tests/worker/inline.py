@@ -3,6 +3,7 @@
 from collections import deque
 
 import msgspec
+import torch
 from rig import BLOCK_SIZE, MAX_LANES, MAX_MODEL_LEN, TINY
 
 from lockstep.comm.messages import AddRequest, TokenDelta, pack_ids, unpack_ids
@@ -10,9 +11,12 @@ from lockstep.comm.sampling import SamplingParams
 from lockstep.parallel.config import ParallelConfig
 from lockstep.parallel.rank_spec import RankSpec
 from lockstep.parallel.topology import Topology
+from lockstep.worker.assembly import build_attention, build_model
 from lockstep.worker.config import CacheConfig, GraphConfig, ScheduleConfig, WorkerConfig
 from lockstep.worker.loop import Worker
+from lockstep.worker.models.decoder import DecoderModel
 from lockstep.worker.schedule.scheduler import Scheduler
+from lockstep.worker.weights.load import load_weights
 
 SPEC = RankSpec(global_rank=0, world_size=1, dp_rank=0, tp_rank=0)
 # Logits of a tiny model only differ clearly if its weights are large.
@@ -52,6 +56,14 @@ def worker_config(
 
 def alone_topology() -> Topology:
     return Topology.single("cpu")
+
+
+def dummy_model(config: WorkerConfig) -> DecoderModel:
+    """The model that a worker of ``config`` serves, for an oracle."""
+    device = torch.device("cpu")
+    model = build_model(config, alone_topology(), build_attention(config, device), device)
+    load_weights(model, config)
+    return model
 
 
 def make_scheduler(config: WorkerConfig, num_blocks: int) -> Scheduler:

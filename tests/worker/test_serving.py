@@ -1,13 +1,10 @@
 """Scheduler and worker together: the tokens of a request do not depend on how it was served."""
 
 import pytest
-import torch
-from inline import alone_topology, request, serve, worker_config
+from inline import dummy_model, request, serve, worker_config
 from rig import decode_alone
 
 from lockstep.comm.messages import AddRequest
-from lockstep.worker.assembly import build_model
-from lockstep.worker.weights.load import load_weights
 
 PROMPTS = {
     "a": [5, 17, 3],
@@ -24,9 +21,7 @@ NUM_TOKENS = 11
 
 @pytest.fixture(scope="module")
 def expected() -> dict[str, list[int]]:
-    config = worker_config()
-    model = build_model(config, alone_topology(), torch.device("cpu"))
-    load_weights(model, config)
+    model = dummy_model(worker_config())
     return {key: decode_alone(model, prompt, NUM_TOKENS) for key, prompt in PROMPTS.items()}
 
 

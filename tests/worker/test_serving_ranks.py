@@ -4,8 +4,7 @@ import time
 
 import msgspec
 import pytest
-import torch
-from inline import alone_topology, request, worker_config
+from inline import dummy_model, request, worker_config
 from lockstep_ranks import serve_on_ranks
 from ranks import Rank, rank_outcomes, run_ranks
 from ranks import join as join_ranks
@@ -14,20 +13,16 @@ from rig import chunk, decode_alone, join
 from lockstep.comm.errors import CommError, RankMismatch
 from lockstep.comm.messages import AddRequest, ReplicaPlan, StepAgreement, StepPlan
 from lockstep.parallel.config import ParallelConfig
-from lockstep.worker.assembly import build_model
 from lockstep.worker.config import WorkerConfig
 from lockstep.worker.graphs.mode import RunMode
 from lockstep.worker.loop import Worker
-from lockstep.worker.weights.load import load_weights
 
 PROMPTS = {"a": [5, 17, 3], "b": [44, 9, 9, 61, 2, 80, 33, 12, 12, 7], "c": [12], "d": [90, 1]}
 
 
 @pytest.fixture(scope="module")
 def expected() -> dict[str, list[int]]:
-    config = worker_config()
-    model = build_model(config, alone_topology(), torch.device("cpu"))
-    load_weights(model, config)
+    model = dummy_model(worker_config())
     return {key: decode_alone(model, prompt, 9) for key, prompt in PROMPTS.items()}
 
 

@@ -9,8 +9,9 @@ from inline import alone_topology, request, serve, worker_config
 from lockstep.worker import threads
 from lockstep.worker.config import ScheduleConfig
 from lockstep.worker.graphs.memory import estimate_graph_bytes, kv_budget
-from lockstep.worker.graphs.mode import RunMode
+from lockstep.worker.graphs.mode import AttentionSupport, GraphMode, RunMode
 from lockstep.worker.loop import Worker
+from lockstep.worker.start_up import check_support
 from lockstep.worker.upload import Uploader
 from lockstep.worker.warm_up import SAMPLING_OPTIONS, warm_up_plans
 
@@ -90,3 +91,17 @@ def test_start_freezes_the_heap_and_close_thaws_it() -> None:
     assert gc.get_freeze_count() > 0
     worker.close()
     assert gc.get_freeze_count() == 0
+
+
+class Backend:
+    name = "half"
+
+    def __init__(self, support: AttentionSupport) -> None:
+        self.support = support
+
+
+def test_a_backend_that_cannot_be_captured_is_refused_with_its_reason() -> None:
+    check_support(GraphMode.NONE, Backend(AttentionSupport.NEVER))
+    check_support(GraphMode.FULL_DECODE_ONLY, Backend(AttentionSupport.UNIFORM_BATCH))
+    with pytest.raises(ValueError, match="'half': .* need attention support .* got NEVER"):
+        check_support(GraphMode.FULL_DECODE_ONLY, Backend(AttentionSupport.NEVER))

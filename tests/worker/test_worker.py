@@ -4,17 +4,14 @@ import threading
 
 import msgspec
 import pytest
-import torch
-from inline import SPEC, alone_topology, worker_config
+from inline import SPEC, alone_topology, dummy_model, worker_config
 from rig import chunk, decode_alone, eager, join, tokens_of
 
 from lockstep.comm.codec import decode_result, encode
 from lockstep.comm.messages import ReplicaPlan, StepPlan, StepResult, StopWorkers, WorkerFailed
 from lockstep.comm.ring import Ring, RingReader, RingWriter
-from lockstep.worker.assembly import build_model
 from lockstep.worker.loop import Worker
 from lockstep.worker.results import SlotFault
-from lockstep.worker.weights.load import load_weights
 
 PROMPT = [5, 17, 3, 70, 22]
 
@@ -32,9 +29,7 @@ def plans(num_decode_steps: int) -> list[StepPlan]:
 
 @pytest.fixture(scope="module")
 def expected() -> list[int]:
-    config, topology = worker_config(), alone_topology()
-    model = build_model(config, topology, torch.device("cpu"))
-    load_weights(model, config)
+    model = dummy_model(worker_config())
     return decode_alone(model, PROMPT, 8)
 
 

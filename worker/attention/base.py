@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lockstep.worker.forward import AttentionMetadata
+from lockstep.worker.graphs.mode import AttentionSupport
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +27,13 @@ class AttentionSizes:
 
 
 class AttentionBackend(Protocol):
-    """Stores this step's keys and values, then attends through the block table, causally."""
+    """Stores this step's keys and values, then attends through the block table, causally.
+
+    ``support`` says which batches it can attend to inside a graph.
+    """
 
     name: str
+    support: AttentionSupport
 
     def forward(
         self,

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from lockstep.worker.attention.base import AttentionSizes
 from lockstep.worker.forward import AttentionMetadata
+from lockstep.worker.graphs.mode import AttentionSupport
 
 _GATHER_BYTES = 64 << 20
 _QUERIES_PER_PASS = 512
@@ -14,6 +15,7 @@ class ReferenceAttention:
     """Rows with one query are attended to together; longer ones (prompt chunks) row by row."""
 
     name = "reference"
+    support = AttentionSupport.UNIFORM_SINGLE_TOKEN_DECODE  # the rest looks at lengths on the host
 
     def __init__(self, sizes: AttentionSizes) -> None:
         token_bytes = 4 * sizes.num_kv_heads * sizes.head_dim

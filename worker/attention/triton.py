@@ -4,6 +4,7 @@ from torch import Tensor
 
 from lockstep.worker.attention.base import AttentionSizes
 from lockstep.worker.forward import AttentionMetadata
+from lockstep.worker.graphs.mode import AttentionSupport
 from lockstep.worker.kernels.decode_attention import DecodeWorkspace, decode_attention
 from lockstep.worker.kernels.prefill_attention import prefill_attention
 from lockstep.worker.kernels.store_kv import store_kv
@@ -13,6 +14,7 @@ class TritonAttention:
     """Its workspace is as large as it ever gets from the start, so graphs may hold its address."""
 
     name = "triton"
+    support = AttentionSupport.UNIFORM_BATCH
 
     def __init__(self, sizes: AttentionSizes) -> None:
         self._workspace = DecodeWorkspace.create(
