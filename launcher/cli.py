@@ -6,6 +6,7 @@ Answers go to standard output and everything else to standard error. Exit codes:
 
 import argparse
 import json
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ from lockstep.launcher.resolve import Resolved, resolve
 from lockstep.launcher.strict import convert
 
 INTERRUPTED = 130
+UNREAD = 141
 TERMINATED = 143
 
 _SAMPLING_HELP = {
@@ -109,6 +111,10 @@ def guarded(argv: Sequence[str], start_engine: StartEngine) -> int:
     except LaunchError as error:
         sys.stderr.write(f"lockstep: {error}\n")
         return error.exit_code
+    except BrokenPipeError:
+        # Who read the answers has left. Nothing may be flushed to it any more, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return UNREAD
     except KeyboardInterrupt:
         sys.stderr.write("lockstep: interrupted\n")
         return INTERRUPTED

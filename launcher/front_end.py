@@ -45,10 +45,12 @@ def create_preparer(
     resolved: Resolved, tokenizer: AnyTokenizer, *, overrides: dict[str, Any], raw: bool
 ) -> Preparer:
     """Prompts get the model's sampling defaults, replaced by ``overrides``, then by their own."""
+    vocab_size = resolved.worker.model.vocab_size
     return Preparer(
         tokenizer,
-        vocab_size=resolved.worker.model.vocab_size,
-        end_ids=resolved.generation.eos_token_ids,
+        vocab_size=vocab_size,
+        # Files may name end tokens that this model cannot sample.
+        end_ids=[i for i in resolved.generation.eos_token_ids if i < vocab_size],
         defaults=sampling_defaults(resolved.generation) | overrides,
         raw=raw,
     )

@@ -1,5 +1,6 @@
 """``lockstep generate``: prompts in, answers out, a summary at the end."""
 
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -63,10 +64,29 @@ def check_options(options: GenerateOptions) -> None:
         raise ConfigError(f"max_concurrency must be at least 1, got {options.max_concurrency}")
     if options.prompts and options.prompts_file is not None:
         raise ConfigError("prompts given both as arguments and as --prompts-file")
-    if options.prompts_file not in (None, STDIN) and not Path(options.prompts_file).is_file():
-        raise ConfigError(f"--prompts-file {options.prompts_file}: there is no such file")
-    if options.output is not None and not Path(options.output).absolute().parent.is_dir():
-        raise ConfigError(f"--output {options.output}: its folder does not exist")
+    source = _source(options)
+    if source is not None and not source.exists():
+        raise ConfigError(f"--prompts-file {source}: there is no such file")
+    if source is not None and source.is_dir():
+        raise ConfigError(f"--prompts-file {source}: it is a folder")
+    if options.output is not None:
+        _check_output(Path(options.output), source)
+
+
+def _source(options: GenerateOptions) -> Path | None:
+    """The file of prompts, which may be a pipe; None for arguments and standard input."""
+    name = options.prompts_file
+    return None if name in (None, STDIN) else Path(str(name))
+
+
+def _check_output(path: Path, source: Path | None) -> None:
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise ConfigError(f"--output {path}: its folder does not exist")
+    if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+        raise ConfigError(f"--output {path}: it cannot be written")
+    if source is not None and path.exists() and path.samefile(source):
+        raise ConfigError(f"--output {path}: prompts are read from it")
 
 
 def generate(options: GenerateOptions, resolved: Resolved, engine: EngineClient) -> Totals:
@@ -93,24 +113,23 @@ def open_inputs(options: GenerateOptions) -> Iterable[PromptInput | BadInput]:
     """Records in input order; a file or a pipe is read as they are needed."""
     if options.prompts:
         return [PromptInput(prompt=prompt) for prompt in options.prompts]
-    return read_lines(_open_lines(options.prompts_file), _format(options))
+    return read_lines(_open_lines(_source(options)), _format(options))
 
 
-def _open_lines(path: str | None) -> Iterator[bytes]:
-    if path in (None, STDIN):
+def _open_lines(source: Path | None) -> Iterator[bytes]:
+    if source is None:
         yield from sys.stdin.buffer
         return
-    assert path is not None
-    with open(path, "rb") as file:
+    with open(source, "rb") as file:
         yield from file
 
 
 def _format(options: GenerateOptions) -> Format:
-    """The format asked for, else by the file's ending; a pipe is judged by its first line."""
-    path = options.prompts_file
-    if options.prompts_format != "auto" or path in (None, STDIN):
+    """The format asked for, else by the file's ending, else by the first line."""
+    source = _source(options)
+    if options.prompts_format != "auto" or source is None or not source.is_file():
         return options.prompts_format
-    return "jsonl" if Path(str(path)).suffix in (".jsonl", ".json", ".ndjson") else "text"
+    return "jsonl" if source.suffix in (".jsonl", ".json", ".ndjson") else "text"
 
 
 def prepare_all(

@@ -3,6 +3,7 @@
 A line that cannot be read becomes a ``BadInput`` in its place; the others go on.
 """
 
+import codecs
 import json
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
@@ -47,11 +48,11 @@ class BadInput(msgspec.Struct, frozen=True):
 def read_lines(lines: Iterable[bytes], format: Format) -> Iterator[PromptInput | BadInput]:
     """One record a non-empty line. ``auto``: JSON if the first such line begins with a brace."""
     for number, raw in enumerate(lines, start=1):
-        line = raw.strip()
-        if not line:
+        line = raw.removeprefix(codecs.BOM_UTF8).rstrip(b"\r\n")
+        if not line.strip():
             continue
         if format == "auto":
-            format = "jsonl" if line.startswith(b"{") else "text"
+            format = "jsonl" if line.lstrip().startswith(b"{") else "text"
         try:
             yield _parse(line.decode("utf-8"), format)
         except ValueError as error:

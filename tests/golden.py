@@ -9,7 +9,6 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,6 +29,7 @@ AXES = {
 # Eight blocks for requests of up to seven: two long answers cannot both be held to their end.
 POOLS = {"ample": 129, "tiny": 9}
 TIMEOUT_S = 600
+EXPECTED = "as expected"
 
 
 @dataclass(frozen=True)
@@ -133,36 +133,51 @@ def preemptions(stderr: str) -> int:
     return int(words[words.index("preemptions") - 1]) if "preemptions" in words else 0
 
 
-def report(cases: list[Case]) -> Iterator[str]:
-    """Lines of a Markdown table, as the cases end."""
-    yield "| " + " | ".join([*AXES, "requests run", "preemptions", "seconds", "tokens"]) + " |\n"
-    yield "|" + "---|" * (len(AXES) + 4) + "\n"
-    for case in cases:
-        verdict = run(case)
-        outcome = verdict.difference.replace("\n", " ") or "as expected"
-        counts = (verdict.num_requests, verdict.preemptions, f"{verdict.seconds:.0f}")
-        yield "| " + " | ".join(map(str, [*case.values(), *counts, outcome])) + " |\n"
+def row(case: Case, verdict: Verdict) -> str:
+    """A line of the report's table."""
+    outcome = verdict.difference.replace("\n", " ").replace("|", "/") or EXPECTED
+    counts = (verdict.num_requests, verdict.preemptions, f"{verdict.seconds:.0f}")
+    return f"{_key(case)} {' | '.join(map(str, [*counts, outcome]))} |\n"
+
+
+def _key(case: Case) -> str:
+    return f"| {' | '.join(case.values())} |"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--report", type=Path, required=True)
-    path = parser.parse_args().report
-    lines = []
-    for line in report(all_cases(AXES)):
-        lines.append(line)
-        sys.stderr.write(line)
-    failed = sum(not line.endswith("| as expected |\n") for line in lines[2:])
-    path.write_text(_HEADING.format(cases=len(lines) - 2, failed=failed) + "".join(lines))
-    return 1 if failed else 0
+    parser.add_argument("--resume", action="store_true", help="keep what the report has of a run")
+    options = parser.parse_args()
+    path: Path = options.report
+    cases = all_cases(AXES)
+    kept = path.read_text().splitlines(keepends=True) if options.resume and path.exists() else []
+    rows = [line for case in cases for line in kept if line.startswith(_key(case))]
+    for case in cases:
+        if not any(line.startswith(_key(case)) for line in rows):
+            rows.append(row(case, run(case)))
+            sys.stderr.write(f"{len(rows)} of {len(cases)} {rows[-1]}")
+            path.write_text(document(rows, len(cases)))
+    return 1 if num_different(rows) else 0
+
+
+def num_different(rows: list[str]) -> int:
+    return sum(not line.endswith(f"| {EXPECTED} |\n") for line in rows)
+
+
+def document(rows: list[str], num_cases: int) -> str:
+    columns = [*AXES, "requests run", "preemptions", "seconds", "tokens"]
+    head = f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}\n"
+    counts = {"run": len(rows), "cases": num_cases, "different": num_different(rows)}
+    return _HEADING.format(**counts) + head + "".join(rows)
 
 
 _HEADING = """# The golden matrix
 
-Made by `make golden` on a CPU: {cases} cases, {failed} of them with other tokens than those that
-transformers gave for the same prompts (tests/data/golden_smollm2.json). Shapes are TP x DP; a tiny
-pool holds eight blocks of KV, so that requests are preempted; mixed requests share batches, others
-run alone.
+Made by `make golden` on a CPU: {run} of {cases} cases, {different} of them with other tokens than
+those that transformers gave for the same prompts (tests/data/golden_smollm2.json). Shapes are TP x
+DP; a tiny pool holds eight blocks of KV, so that requests are preempted; mixed requests share
+batches, others run alone.
 
 """
 

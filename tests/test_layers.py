@@ -27,6 +27,8 @@ WITHOUT_TORCH = (
     "lockstep.worker.schedule.block_pool",
     "lockstep.worker.schedule.scheduler",
     "lockstep.worker.schedule.driver",
+    "lockstep.launcher.scheduler_host",
+    "lockstep.worker.schedule.driver",
 )
 
 

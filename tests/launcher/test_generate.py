@@ -2,7 +2,10 @@
 
 import io
 import json
+import os
+import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +185,9 @@ def test_requests_in_flight_are_bounded(model: str, tmp_path: Path) -> None:
         (["a", "--prompts-file", "x"], "both"),
         (["--prompts-file", "/does/not/exist"], "there is no such file"),
         (["a", "--output", "/does/not/exist/o.jsonl"], "its folder does not exist"),
+        (["--prompts-file", "/"], "it is a folder"),
+        (["a", "--output", "/"], "it cannot be written"),
+        (["--prompts-file", __file__, "--output", __file__], "prompts are read from it"),
         (["a", "--temperature", "nan"], "temperature must be a finite number"),
         (["a", "--max-tokens", "0"], r"max_tokens must be in [1, 2**31), got 0"),
         (["a", "--logit-bias", "[]"], "logit_bias"),
@@ -217,3 +223,36 @@ def test_an_interrupt_ends_the_engine(model: str, capsys: pytest.CaptureFixture[
 
     code, engine = run(model, "hello", engine=FakeEngine(interrupt))
     assert (code, engine.shutdowns) == (130, 1)
+
+
+def test_a_reader_that_leaves_ends_the_run_quietly(model: str) -> None:
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from fake_engine import FakeEngine\n"
+        "from lockstep.launcher.cli import guarded\n"
+        "raise SystemExit(guarded(sys.argv[2:], FakeEngine().start))\n"
+    )
+    argv = ["generate", "--model", model, "--device", "cpu", *["word"] * 1000]
+    run = subprocess.Popen(
+        [sys.executable, "-c", program, str(Path(__file__).parent), *argv],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert run.stdout and run.stderr
+    run.stdout.readline()
+    run.stdout.close()
+    errors = run.stderr.read()
+    run.stderr.close()
+    assert run.wait(timeout=60) == 141
+    assert "Traceback" not in errors
+    assert "BrokenPipe" not in errors
+
+
+def test_a_pipe_can_be_the_prompts_file(model: str, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_text('{"prompt": "from a pipe"}\n'))
+    writer.start()
+    target = tmp_path / "out.jsonl"
+    run(model, "--raw", "--prompts-file", str(pipe), "--output", str(target))
+    writer.join()
+    assert records(target)[0]["text"] == "from a pipe"

@@ -34,14 +34,14 @@ def test_three_forms_with_sampling_parameters() -> None:
 
 
 def test_text_lines_keep_braces_and_blank_lines_do_not_count() -> None:
-    assert read("one\n\n {two}\n", "text") == [
+    assert read("\ufeffone\r\n\n {two} \n", "text") == [
         PromptInput(prompt="one"),
-        PromptInput(prompt="{two}"),
+        PromptInput(prompt=" {two} "),
     ]
 
 
 def test_auto_goes_by_the_first_line() -> None:
-    assert read('{"prompt": "a"}\nb', "auto")[0] == PromptInput(prompt="a")
+    assert read('\ufeff {"prompt": "a"}\nb', "auto")[0] == PromptInput(prompt="a")
     assert isinstance(read('{"prompt": "a"}\nb', "auto")[1], BadInput)
     assert read('b\n{"prompt": "a"}', "auto")[1] == PromptInput(prompt='{"prompt": "a"}')
 
