@@ -1,15 +1,20 @@
 """A whole worker, from configuration to results, driven by hand-written plans over real rings."""
 
+import signal
 import threading
+import time
+from pathlib import Path
 
 import msgspec
 import pytest
 from inline import SPEC, alone_topology, dummy_model, worker_config
+from ranks import Rank, rank_outcomes
 from rig import chunk, decode_alone, eager, join, tokens_of
 
 from lockstep.comm.codec import decode_result, encode
 from lockstep.comm.messages import ReplicaPlan, StepPlan, StepResult, StopWorkers, WorkerFailed
 from lockstep.comm.ring import Ring, RingReader, RingWriter
+from lockstep.parallel.config import ParallelConfig
 from lockstep.worker.loop import Worker
 from lockstep.worker.results import SlotFault
 
@@ -130,3 +135,48 @@ def test_a_step_without_a_block_stops_the_worker_and_says_why(run_ahead: int) ->
     assert "Traceback" in failed.traceback
     served.join()
     assert isinstance(served.error, SlotFault)
+
+
+class FileSink:
+    """Results as a file, for a process that will not live to be asked."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def write(self, data: bytes, timeout_s: float = 10.0) -> None:
+        Path(self._path).write_bytes(data)
+
+
+class PlanList:
+    def __init__(self, plans: list[StepPlan]) -> None:
+        self._data = [encode(plan) for plan in plans]
+
+    def poll(self) -> bytes | None:
+        return self._data.pop(0) if self._data else None
+
+    def read(self, timeout_s: float) -> bytes | None:
+        return self.poll()
+
+
+def hang_in_the_second_step(rank: Rank, path: str) -> None:
+    parallel = ParallelConfig(timeout_s=1)
+    worker = Worker(worker_config(parallel=parallel), SPEC, alone_topology())
+    worker.start()
+    forward = worker._started.rank.parts.step.model.forward
+    calls = []
+
+    def hang(*args):
+        calls.append(1)
+        return forward(*args) if len(calls) < 2 else time.sleep(60)
+
+    worker._started.rank.parts.step.model.forward = hang
+    worker.run(PlanList(plans(3)), FileSink(path))
+
+
+def test_a_hanging_step_is_named_and_its_process_ended(tmp_path: Path) -> None:
+    path = tmp_path / "result"
+    [outcome] = rank_outcomes(hang_in_the_second_step, 1, str(path), gloo=False, timeout_s=30)
+    assert outcome.exit_code == -signal.SIGKILL
+    failed = decode_result(path.read_bytes())
+    assert isinstance(failed, WorkerFailed) and failed.global_rank == 0 and failed.step_id == 1
+    assert failed.error.startswith("step 1 (EAGER, 1 tokens padded to None) is not done after")
