@@ -1,5 +1,6 @@
 """The working parts of one rank around a KV cache: built, warmed up, captured and checked."""
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 from lockstep.parallel.topology import Topology
@@ -18,6 +19,9 @@ from lockstep.worker.warm_up import warm_up_plans
 
 # On a CPU nothing is compiled and no memory is measured: one token finds what is broken.
 _CPU_WARM_UP_TOKENS = 1
+_STEPS_TO_COMPARE = 2
+# Ranks that differ must all have said so and be gone within 30 seconds.
+_DEADLINE_S = 20.0
 
 
 class Rank:
@@ -27,6 +31,7 @@ class Rank:
         self, config: WorkerConfig, topology: Topology, model: DecoderModel, kv: KVCache
     ) -> None:
         self._config = config
+        self._topology = topology
         self._cuda = kv.storage.is_cuda
         backend = CudaBackend(kv.storage.device) if self._cuda else HostBackend()
         self.graph_runner = GraphRunner(backend, topology)
@@ -43,9 +48,19 @@ class Rank:
         plans = warm_up_plans(schedule, num_tokens, num_replicas)
         for done, plan in enumerate(plans):
             stages.tell("kernels", done, len(plans))
-            for pending in self.runner.launch(plan):
-                pending.discard()
+            with self._compared(done):
+                for pending in self.runner.launch(plan):
+                    pending.discard()
         self.runner.clear()
+
+    def _compared(self, done: int) -> AbstractContextManager[None]:
+        """One prompt and one decode step tell on ranks that would communicate differently."""
+        if done >= _STEPS_TO_COMPARE:
+            return nullcontext()
+        topology = self._topology
+        return topology.ledger.compared_before_launch(
+            topology.lockstep, f"warm-up step {done}", _DEADLINE_S
+        )
 
     def capture(self, manifest: Manifest, stages: Stages) -> None:
         """Capture the manifest's graphs and compare each with its step."""

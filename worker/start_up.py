@@ -75,6 +75,7 @@ class StartUp:
         with stages.stage("mapping"):
             num_blocks = self._agreed(memory.num_blocks_left())
             memory.cache.grow(num_blocks)
+        stages.memory_bytes["kv_cache"] = num_blocks * memory.cache.layout.block_bytes
         ready = self._ready(rank.num_graphs, num_blocks)
         return Started(rank, memory, self._dispatcher, ready)
 

@@ -90,3 +90,23 @@ def test_a_replica_that_skips_a_step_is_named_and_nothing_hangs(verify: bool) ->
     assert isinstance(skipped.error, RankMismatch)
     assert str(skipped.error) == "rank 1 got step 2, but its next step is 1"
     assert isinstance(other.error, CommError) and "rank 1" in str(other.error)
+
+
+def start_with_one_layer_less(rank: Rank, config_bytes: bytes) -> None:
+    """Rank 1 was given another model than rank 0."""
+    config = msgspec.msgpack.decode(config_bytes, type=WorkerConfig)
+    if rank.rank == 1:
+        model = msgspec.structs.replace(config.model, num_layers=1)
+        config = msgspec.structs.replace(config, model=model)
+    topology = join_ranks(rank, **msgspec.structs.asdict(config.parallel))
+    Worker(config, topology.spec, topology).start()
+
+
+def test_ranks_that_would_communicate_differently_are_told_apart_before_they_hang() -> None:
+    config = msgspec.msgpack.encode(worker_config(parallel=ParallelConfig(tp_size=2)))
+    began = time.monotonic()
+    outcomes = rank_outcomes(start_with_one_layer_less, 2, config, gloo=False)
+    assert time.monotonic() - began < 15
+    for outcome in outcomes:
+        assert isinstance(outcome.error, RankMismatch)
+        assert "warm-up step 0" in str(outcome.error) and "rank 1" in str(outcome.error)
