@@ -96,8 +96,7 @@ PENALTIES = [
 ]
 
 
-@pytest.mark.parametrize(("start", "local"), [(0, 101), (50, 51)])
-def test_adjusted_logits_are_those_of_torch(start, local):
+def check_adjusted(start, local):
     rows = 2 * len(PENALTIES)
     lanes = lane_state(rows, start=start, local=local, vocab=101, device=DEVICE)
     lanes.write_rows([
@@ -115,6 +114,17 @@ def test_adjusted_logits_are_those_of_torch(start, local):
     torch.testing.assert_close(adjusted, adjust_torch(logits, lanes), equal_nan=True)
     assert adjusted[0].view(torch.int32).equal(logits[0].view(torch.int32))
     assert logits.view(torch.int32).equal(before.view(torch.int32))
+
+
+@pytest.mark.parametrize(("start", "local"), [(0, 101), (50, 51)])
+def test_adjusted_logits_are_those_of_torch(start, local):
+    check_adjusted(start, local)
+
+
+@pytest.mark.gpu
+def test_adjusted_logits_on_a_gpu():
+    for start, local in ((0, 101), (50, 51)):
+        check_adjusted(start, local)
 
 
 @pytest.mark.gpu

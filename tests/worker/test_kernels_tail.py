@@ -104,3 +104,14 @@ def test_logprobs_are_those_of_the_plain_tail():
     got = a_step(0).fused_tail(LANES, Variant.LOGPROBS).logprobs
     for one, other in zip(got, want, strict=True):
         assert one.nan_to_num().equal(other.nan_to_num())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("lockstep", [False, True])
+@pytest.mark.parametrize("variant", [Variant.PLAIN, Variant.FILTERED, Variant.LOGPROBS])
+def test_fused_tail_on_a_gpu(variant, lockstep):
+    for seed in range(8):
+        for num_lanes in (1, 7, LANES):
+            check_tail(num_lanes, variant, seed, lockstep=lockstep)
+        if not lockstep and variant is not Variant.LOGPROBS:
+            check_tail(LANES, variant, seed, vocab_start=VOCAB, tp=Shards())
