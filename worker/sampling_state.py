@@ -8,20 +8,22 @@ ever written on the device. What the host must know to choose a variant is mirro
 from collections import Counter
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lockstep.comm.messages import JoinLane, unpack_ids
-from lockstep.comm.sampling import MAX_LOGIT_BIAS, MAX_STOP_IDS
+from lockstep.comm.sampling import MAX_LOGIT_BIAS, MAX_STOP_IDS, SamplingParams
+from lockstep.worker.upload import Uploader
 
 # A model brings a handful of end tokens beside the stop ids that a user may name.
 MAX_LANE_STOP_IDS = MAX_STOP_IDS + 16
 _FLOAT_FIELDS = 6
 _INT_FIELDS = 4
 _NO_ID = -1
-_Number = TypeVar("_Number", int, float)
+_UPLOADS_ON_THEIR_WAY = 8
 
 
 class Variant(IntEnum):
@@ -77,12 +79,12 @@ class LaneSampling:
         self.vocab_local = vocab_local
         self.vocab_size = vocab_size
         self.device = torch.device(device)
-        floats, ints = _empty_row(vocab_size)
-        self._empty_floats = torch.tensor([floats], dtype=torch.float32, device=device)
-        self._empty_ints = torch.tensor([ints], dtype=torch.int64, device=device)
-        self._floats = self._empty_floats.repeat(num_lanes, 1)
-        self._ints = self._empty_ints.repeat(num_lanes, 1)
+        self._empty_floats, self._empty_ints = _empty_row(vocab_size)
+        self._floats = torch.tensor(self._empty_floats, device=device).repeat(num_lanes, 1)
+        self._ints = torch.tensor(self._empty_ints, device=device).repeat(num_lanes, 1)
         self.history = torch.zeros(num_lanes, vocab_local, dtype=torch.int32, device=device)
+        row_size = 4 + len(self._empty_floats) + len(self._empty_ints)
+        self._upload = Uploader(num_lanes * row_size, _UPLOADS_ON_THEIR_WAY, self.device)
         self._name_views()
         self._mirror = [_EMPTY_LANE] * num_lanes
         self._tally: Counter[Variant] = Counter()
@@ -131,35 +133,38 @@ class LaneSampling:
         """
         if not joins:
             return
-        rows = [_row_of(join, self.vocab_size) for join in joins]
-        lanes = self._upload([join.lane for join in joins], torch.int64)
-        self._floats.index_copy_(0, lanes, self._upload([r[0] for r in rows], torch.float32))
-        self._ints.index_copy_(0, lanes, self._upload([r[1] for r in rows], torch.int64))
-        for join in joins:
+        floats, ints = self._empty_rows(len(joins))
+        for row, join in enumerate(joins):
+            _fill(floats[row], ints[row], join, self.vocab_size)
             self._set_mirror(join.lane, _mirror_of(join))
-        self._clear_history([j.lane for j in joins if j.sampling.needs_history])
+        fresh = [join.lane for join in joins if join.sampling.needs_history]
+        self._write([join.lane for join in joins], floats, ints, fresh)
 
     def reset_rows(self, lanes: Sequence[int]) -> None:
         """Make lanes greedy dummies: no stop ids, no filters, position 0."""
         if not lanes:
             return
-        index = self._upload(lanes, torch.int64)
-        self._floats.index_copy_(0, index, self._empty_floats.expand(len(lanes), -1))
-        self._ints.index_copy_(0, index, self._empty_ints.expand(len(lanes), -1))
         for lane in lanes:
             self._set_mirror(lane, _EMPTY_LANE)
+        self._write(lanes, *self._empty_rows(len(lanes)), [])
 
     def move_rows(self, moves: Sequence[tuple[int, int]]) -> None:
         """Move rows (src, dst) all at once; a source that is no destination becomes a dummy."""
         if not moves:
             return
-        self._move(self._floats, moves)
-        self._move(self._ints, moves)
-        self._move(self.history, [m for m in moves if self._mirror[m[0]].keeps_history])
-        mirrors = [self._mirror[src] for src, _ in moves]
-        for (_, dst), mirror in zip(moves, mirrors, strict=True):
-            self._set_mirror(dst, mirror)
-        self.reset_rows(sorted({src for src, _ in moves} - {dst for _, dst in moves}))
+        with_history = [move for move in moves if self._mirror[move[0]].keeps_history]
+        src, dst, history_src, history_dst = self._upload.send(
+            *_columns(moves), *_columns(with_history)
+        )
+        for rows in (self._floats, self._ints):
+            rows.index_copy_(0, dst, rows.index_select(0, src))
+        if with_history:
+            self.history.index_copy_(0, history_dst, self.history.index_select(0, history_src))
+        sources, destinations = _columns(moves)
+        mirrors = [self._mirror[lane] for lane in sources]
+        for lane, mirror in zip(destinations, mirrors, strict=True):
+            self._set_mirror(lane, mirror)
+        self.reset_rows(sorted(set(sources) - set(destinations)))
 
     def record_chunk(self, lane: int, token_ids: Tensor, *, start: int) -> None:
         """Note prompt tokens, or outputs recomputed after a preemption, of a lane with penalties.
@@ -189,62 +194,60 @@ class LaneSampling:
         self._tally[mirror.variant] += 1
         self._mirror[lane] = mirror
 
-    def _clear_history(self, lanes: Sequence[int]) -> None:
-        if lanes:
-            self.history.index_fill_(0, self._upload(lanes, torch.int64), 0)
+    def _empty_rows(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        return np.tile(self._empty_floats, (number, 1)), np.tile(self._empty_ints, (number, 1))
 
-    def _move(self, rows: Tensor, moves: Sequence[tuple[int, int]]) -> None:
-        if moves:
-            src, dst = self._upload(list(zip(*moves, strict=True)), torch.int64)
-            rows.index_copy_(0, dst, rows.index_select(0, src))
+    def _write(
+        self, lanes: Sequence[int], floats: np.ndarray, ints: np.ndarray, fresh: Sequence[int]
+    ) -> None:
+        """Send whole rows in one copy, floats by their bits; empty the history of ``fresh``."""
+        index, fresh_index, bits, whole = self._upload.send(
+            lanes, fresh, floats.view(np.int32).ravel(), ints.ravel()
+        )
+        sent = bits.to(torch.int32).view(torch.float32)
+        self._floats.index_copy_(0, index, sent.view(len(lanes), -1))
+        self._ints.index_copy_(0, index, whole.view(len(lanes), -1))
+        if fresh:
+            self.history.index_fill_(0, fresh_index, 0)
 
-    def _upload(self, rows: Sequence[object], dtype: torch.dtype) -> Tensor:
-        # Pinned memory comes from a cache that waits for the copy before it is used again.
-        host = torch.tensor(rows, dtype=dtype, pin_memory=self.device.type == "cuda")
-        return host.to(self.device, non_blocking=True)
+
+def _columns(moves: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    return [src for src, _ in moves], [dst for _, dst in moves]
 
 
-def _empty_row(vocab_size: int) -> tuple[list[float], list[int]]:
-    floats = [0.0, 1.0, 0.0, 0.0, 0.0, 1.0] + [0.0] * MAX_LOGIT_BIAS
-    ints = [0, 0, 0, vocab_size] + [_NO_ID] * (MAX_LANE_STOP_IDS + MAX_LOGIT_BIAS)
+def _empty_row(vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
+    floats = np.zeros(_FLOAT_FIELDS + MAX_LOGIT_BIAS, dtype=np.float32)
+    floats[:_FLOAT_FIELDS] = [0.0, 1.0, 0.0, 0.0, 0.0, 1.0]
+    ints = np.full(_INT_FIELDS + MAX_LANE_STOP_IDS + MAX_LOGIT_BIAS, _NO_ID, dtype=np.int64)
+    ints[:_INT_FIELDS] = [0, 0, 0, vocab_size]
     return floats, ints
 
 
-def _row_of(join: JoinLane, vocab_size: int) -> tuple[list[float], list[int]]:
+def _fill(floats: np.ndarray, ints: np.ndarray, join: JoinLane, vocab_size: int) -> None:
+    """Write a request's parameters over an empty row."""
     sampling, stop_ids = join.sampling, unpack_ids(join.stop_ids)
     if len(stop_ids) > MAX_LANE_STOP_IDS:
         limit = f"at most {MAX_LANE_STOP_IDS} ids, got {len(stop_ids)}"
         raise ValueError(f"stop_ids of request {join.req_id} must be {limit}")
     sampling.check_vocab(vocab_size)
     bias = sampling.logit_bias or {}
+    floats[0], floats[1:3] = sampling.temperature, _shares(sampling)
+    floats[3:_FLOAT_FIELDS] = _penalties(sampling)
+    floats[_FLOAT_FIELDS : _FLOAT_FIELDS + len(bias)] = list(bias.values())
     top_k = sampling.top_k if sampling.has_filters and sampling.top_k > 0 else vocab_size
-    return (
-        [*_scalars(join), *_pad(list(bias.values()), MAX_LOGIT_BIAS, 0.0)],
-        [
-            join.seed,
-            join.num_output_tokens,
-            sampling.min_tokens,
-            min(top_k, vocab_size),
-            *_pad(stop_ids, MAX_LANE_STOP_IDS, _NO_ID),
-            *_pad(list(bias), MAX_LOGIT_BIAS, _NO_ID),
-        ],
-    )
+    numbers = [join.seed, join.num_output_tokens, sampling.min_tokens, min(top_k, vocab_size)]
+    ints[:_INT_FIELDS] = numbers
+    ints[_INT_FIELDS : _INT_FIELDS + len(stop_ids)] = stop_ids
+    first_bias = _INT_FIELDS + MAX_LANE_STOP_IDS
+    ints[first_bias : first_bias + len(bias)] = list(bias)
 
 
-def _scalars(join: JoinLane) -> tuple[float, ...]:
-    sampling = join.sampling
-    return (
-        sampling.temperature,
-        sampling.top_p if sampling.has_filters else 1.0,
-        sampling.min_p if sampling.has_filters else 0.0,
-        sampling.presence_penalty,
-        sampling.frequency_penalty,
-        sampling.repetition_penalty,
-    )
+def _shares(sampling: SamplingParams) -> tuple[float, float]:
+    return (sampling.top_p, sampling.min_p) if sampling.has_filters else (1.0, 0.0)
 
 
-def _pad(values: list[_Number], length: int, filler: _Number) -> list[_Number]:
-    return values + [filler] * (length - len(values))
+def _penalties(sampling: SamplingParams) -> tuple[float, float, float]:
+    return sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty
 
 
 def _mirror_of(join: JoinLane) -> LaneMirror:

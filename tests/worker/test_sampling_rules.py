@@ -6,15 +6,12 @@ Python. Every way of serving, with all kinds of requests in one batch, must give
 
 import msgspec
 import pytest
-import torch
-from inline import alone_topology, request, serve, worker_config
+from inline import dummy_model, request, serve, worker_config
 from oracle_sampling import adjusted_logits, draw
 from rig import prefill_logits
 
 from lockstep.comm.messages import unpack_ids
-from lockstep.worker.assembly import build_model
 from lockstep.worker.schedule.seeds import draw_seed
-from lockstep.worker.weights.load import load_weights
 
 NUM_TOKENS = 9
 MIXED = {
@@ -57,10 +54,7 @@ def adds(**more):
 
 @pytest.fixture(scope="module")
 def model():
-    config = worker_config()
-    model = build_model(config, alone_topology(), torch.device("cpu"))
-    load_weights(model, config)
-    return model
+    return dummy_model(worker_config())
 
 
 def by_oracle(model, add, seed):
