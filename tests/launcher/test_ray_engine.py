@@ -9,6 +9,7 @@ from pathlib import Path
 import launch_fakes as fakes
 import pytest
 from launch_cases import resolved_config
+from launched import answers, generate_arguments, run_here, tokens_of_one_rank_alone
 
 from lockstep.comm.messages import AddRequest, pack_ids, unpack_ids
 from lockstep.comm.sampling import SamplingParams
@@ -99,6 +100,13 @@ def await_free(ray, resource, amount):
     while free(ray, resource) != amount and time.monotonic() < deadline:
         time.sleep(0.1)
     assert free(ray, resource) == amount
+
+
+def test_real_ranks_give_the_tokens_of_one_rank_alone(tmp_path):
+    folder = tmp_path / "ray"
+    folder.mkdir()
+    run_here(generate_arguments(folder, max_tokens=8, tp=2), start_ray_engine)
+    assert answers(folder) == tokens_of_one_rank_alone(tmp_path)
 
 
 def test_two_engines_at_once_and_nothing_left(shared_ray):
