@@ -20,6 +20,10 @@ class AttentionMetadata:
     max_query_len: int  # host number
     max_context_len: int  # host upper bound; a graph bakes in max_model_len
 
+    def is_decode(self, num_tokens: int) -> bool:
+        """True in decode form: no row is idle and no token is padding."""
+        return self.max_query_len == 1 and num_tokens == self.context_lens.shape[0]
+
 
 @dataclass(frozen=True, slots=True)
 class ForwardInputs:

@@ -27,6 +27,7 @@ CASES = {
     "mixed": ([1, 6, 1, 3], [17, 6, 2, 11]),
     "idle rows": ([0, 1, 0, 4, 0], [1, 9, 1, 4, 1]),
     "prompt of several tiles": ([150], [170]),
+    "single beside a prompt": ([1, 20], [300, 33]),
 }
 SHAPES = {  # num_heads, num_kv_heads, head_dim, block_size
     "small": (6, 2, 16, 4),
@@ -128,6 +129,16 @@ def test_decode_of_a_row_does_not_depend_on_its_batch() -> None:
         )
         alone = replace(one, q=one.q[at], k=one.k[at], v=one.v[at], metadata=metadata)
         assert _attend(alone, backend=TritonAttention(case.sizes())).equal(together[at])
+
+
+def test_a_row_of_one_query_gives_the_same_bits_beside_a_prompt() -> None:
+    alone, mixed = make_case([1], [300], device=DEVICE.type), _case("single beside a prompt")
+    first = slice(0, 1)
+    alone = replace(alone, q=mixed.q[first], k=mixed.k[first], v=mixed.v[first])
+    for mine, theirs in zip(alone.cache.layer(0), mixed.cache.layer(0), strict=True):
+        blocks = alone.metadata.block_table[0, :75].long()
+        mine[blocks] = theirs[mixed.metadata.block_table[0, :75].long()]
+    assert _attend(alone).equal(_attend(mixed)[first])
 
 
 def test_a_workspace_refuses_more_rows_than_it_has() -> None:

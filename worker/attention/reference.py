@@ -34,7 +34,7 @@ class ReferenceAttention:
         out: Tensor,
     ) -> None:
         _store(k, v, layer_kv, metadata.slots)
-        if metadata.max_query_len == 1 and q.shape[0] == metadata.context_lens.shape[0]:
+        if metadata.is_decode(q.shape[0]):
             self._decode(q, layer_kv, metadata, scale, window, out)
             return
         self._mixed(q, layer_kv, metadata, scale, window, out)

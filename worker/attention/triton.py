@@ -1,4 +1,4 @@
-"""Attention on CUDA: a split-KV decode kernel, and a varlen kernel for everything else."""
+"""Attention on CUDA: a split-KV kernel for rows of one query, a varlen kernel for the others."""
 
 from torch import Tensor
 
@@ -37,15 +37,9 @@ class TritonAttention:
         window: int | None,
         out: Tensor,
     ) -> None:
-        if metadata.max_query_len == 1 and q.shape[0] == metadata.context_lens.shape[0]:
-            decode_attention(
-                q, k, v, layer_kv,
-                metadata.slots, metadata.context_lens, metadata.block_table, self._workspace,
-                max_context_len=metadata.max_context_len, scale=scale, window=window, out=out,
-            )  # fmt: skip
-            return
-        store_kv(k, v, layer_kv, metadata.slots)
-        prefill_attention(
-            q, layer_kv, metadata.query_start_loc, metadata.context_lens, metadata.block_table,
-            scale=scale, window=window, out=out,
-        )  # fmt: skip
+        if not metadata.is_decode(q.shape[0]):
+            store_kv(k, v, layer_kv, metadata.slots)
+            prefill_attention(q, layer_kv, metadata, scale=scale, window=window, out=out)
+        decode_attention(
+            q, k, v, layer_kv, metadata, self._workspace, scale=scale, window=window, out=out
+        )

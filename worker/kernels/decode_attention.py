@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lockstep.worker.forward import AttentionMetadata
 from lockstep.worker.kernels.prefill_attention import LOG2_E, NO_WINDOW
 from lockstep.worker.kernels.store_kv import cache_strides
 
@@ -50,19 +51,25 @@ def _add_up_chunks(
 
 @triton.jit(do_not_specialize=["window", "table_row"])
 def _decode_attention_kernel(
-    out_ptr, q_ptr, k_ptr, v_ptr, k_cache_ptr, v_cache_ptr, slots_ptr, context_lens_ptr,
-    block_table_ptr, part_acc_ptr, part_max_ptr, part_sum_ptr, arrivals_ptr,
+    out_ptr, q_ptr, k_ptr, v_ptr, k_cache_ptr, v_cache_ptr, slots_ptr, query_start_loc_ptr,
+    context_lens_ptr, block_table_ptr, part_acc_ptr, part_max_ptr, part_sum_ptr, arrivals_ptr,
     window, table_row, scale_log2,
     Q_ROW: tl.constexpr, K_ROW: tl.constexpr, V_ROW: tl.constexpr, OUT_ROW: tl.constexpr,
     BLOCK_STRIDE: tl.constexpr, TOKEN_STRIDE: tl.constexpr, HEAD_STRIDE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
     GROUP_PAD: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr,
     TILE: tl.constexpr, MIN_CHUNK: tl.constexpr, MAX_CHUNKS: tl.constexpr,
+    TOKEN_IS_ROW: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     num_programs = tl.num_programs(0)
     kv_head = tl.program_id(1)
     row = tl.program_id(2).to(tl.int64)
+    token = row
+    if not TOKEN_IS_ROW:
+        token = tl.load(query_start_loc_ptr + row).to(tl.int64)
+        if tl.load(query_start_loc_ptr + row + 1) != token + 1:
+            return
     context = tl.load(context_lens_ptr + row)
     begin = tl.maximum(context - window, 0)
     chunk_len = tl.cdiv(tl.cdiv(context - begin, MAX_CHUNKS), TILE) * TILE
@@ -77,16 +84,16 @@ def _decode_attention_kernel(
     head_ok = heads < GROUP
     mask = head_ok[:, None] & dim_ok[None, :]
     column = (kv_head * GROUP + heads)[:, None] * HEAD_DIM + dims[None, :]
-    q = tl.load(q_ptr + row * Q_ROW + column, mask=mask, other=0.0)
+    q = tl.load(q_ptr + token * Q_ROW + column, mask=mask, other=0.0)
 
     # The program with the last chunk owns the new token.
     newest = dim_ok & (program == (num_chunks - 1) % num_programs)
-    slot = tl.load(slots_ptr + row).to(tl.int64)
+    slot = tl.load(slots_ptr + token).to(tl.int64)
     new_place = (slot // BLOCK_SIZE) * BLOCK_STRIDE + (slot % BLOCK_SIZE) * TOKEN_STRIDE
     new_place += kv_head * HEAD_STRIDE
     source = kv_head * HEAD_DIM + dims
-    new_k = tl.load(k_ptr + row * K_ROW + source, mask=newest, other=0.0)
-    new_v = tl.load(v_ptr + row * V_ROW + source, mask=newest, other=0.0)
+    new_k = tl.load(k_ptr + token * K_ROW + source, mask=newest, other=0.0)
+    new_v = tl.load(v_ptr + token * V_ROW + source, mask=newest, other=0.0)
     tl.store(k_cache_ptr + new_place + dims, new_k, mask=newest)
     tl.store(v_cache_ptr + new_place + dims, new_v, mask=newest)
     products = q.to(tl.float32) * new_k.to(tl.float32)[None, :]
@@ -126,7 +133,7 @@ def _decode_attention_kernel(
             highest = new_highest
         alone = mask & (num_chunks == 1)
         result = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
-        tl.store(out_ptr + row * OUT_ROW + column, result, mask=alone)
+        tl.store(out_ptr + token * OUT_ROW + column, result, mask=alone)
         shared = head_ok & (num_chunks > 1)
         tl.store(part_max_ptr + part + chunk, highest, mask=shared)
         tl.store(part_sum_ptr + part + chunk, total, mask=shared)
@@ -141,7 +148,7 @@ def _decode_attention_kernel(
         if arrived == tl.minimum(num_programs, num_chunks) - 1:
             tl.store(counter, 0)
             _add_up_chunks(
-                out_ptr + row * OUT_ROW + kv_head * GROUP * HEAD_DIM,
+                out_ptr + token * OUT_ROW + kv_head * GROUP * HEAD_DIM,
                 part_acc_ptr + first_head * MAX_CHUNKS * HEAD_DIM,
                 part_max_ptr + first_head * MAX_CHUNKS,
                 part_sum_ptr + first_head * MAX_CHUNKS,
@@ -188,6 +195,11 @@ class DecodeWorkspace:
         wanted = -(-_PROGRAMS_PER_SM * self.num_sms // (num_rows * num_kv_heads))
         return max(1, min(most, wanted))
 
+    def check(self, num_rows: int) -> None:
+        limit = self.arrivals.shape[0]
+        if num_rows > limit:
+            raise ValueError(f"num_rows must be at most {limit} (workspace), got {num_rows}")
+
 
 def _num_sms(device: torch.device) -> int:
     if device.type != "cuda":
@@ -208,43 +220,37 @@ def decode_attention(
     k: Tensor,
     v: Tensor,
     layer_kv: tuple[Tensor, Tensor],
-    slots: Tensor,
-    context_lens: Tensor,
-    block_table: Tensor,
+    metadata: AttentionMetadata,
     workspace: DecodeWorkspace,
     *,
-    max_context_len: int,
     scale: float,
     window: int | None,
     out: Tensor,
 ) -> None:
-    """Store k, v [num_rows, num_kv_heads, head_dim] and attend q [num_rows, num_heads, head_dim].
+    """Store k, v [num_tokens, num_kv_heads, head_dim], attend q [num_tokens, num_heads, head_dim].
 
-    Row i's token is the last of context_lens[i] >= 1 tokens; its key and value go to slots[i]
-    and enter the attention from ``k`` and ``v``, not from the cache.
+    Only for rows of one query; other rows' tokens are left alone. In decode form that is every
+    row. A row's key and value enter the attention from ``k`` and ``v``, not from the cache.
 
     Raises:
         ValueError: more rows than the workspace holds.
     """
-    num_rows, num_heads, head_dim = q.shape
-    if not num_rows:
-        return
-    if num_rows > workspace.arrivals.shape[0]:
-        raise ValueError(
-            f"num_rows must be at most {workspace.arrivals.shape[0]} (workspace), got {num_rows}"
-        )
-    k_cache, v_cache = layer_kv
+    num_tokens, num_heads, head_dim = q.shape
+    num_rows, k_cache = metadata.context_lens.shape[0], layer_kv[0]
+    workspace.check(num_rows)
     num_kv_heads = k.shape[1]
     group = num_heads // num_kv_heads
     head_pad = max(16, triton.next_power_of_2(head_dim))
-    grid = (workspace.num_programs(num_rows, max_context_len), num_kv_heads, num_rows)
-    _decode_attention_kernel[grid](
-        out, q, k, v, k_cache, v_cache, slots, context_lens, block_table,
+    programs = workspace.num_programs(num_rows, metadata.max_context_len)
+    _decode_attention_kernel[(programs, num_kv_heads, num_rows)](
+        out, q, k, v, *layer_kv, metadata.slots, metadata.query_start_loc,
+        metadata.context_lens, metadata.block_table,
         workspace.partial_acc, workspace.partial_max, workspace.partial_sum, workspace.arrivals,
-        window or NO_WINDOW, block_table.stride(0), scale * LOG2_E,
+        window or NO_WINDOW, metadata.block_table.stride(0), scale * LOG2_E,
         Q_ROW=q.stride(0), K_ROW=k.stride(0), V_ROW=v.stride(0), OUT_ROW=out.stride(0),
         **cache_strides(k_cache), BLOCK_SIZE=k_cache.shape[1], NUM_KV_HEADS=num_kv_heads,
         GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)),
         HEAD_DIM=head_dim, HEAD_PAD=head_pad, MIN_CHUNK=_MIN_CHUNK,
-        MAX_CHUNKS=max_chunks(num_kv_heads), **_tile(head_pad, q.element_size()), num_warps=4,
+        MAX_CHUNKS=max_chunks(num_kv_heads), TOKEN_IS_ROW=metadata.is_decode(num_tokens),
+        num_warps=4, **_tile(head_pad, q.element_size()),
     )  # fmt: skip

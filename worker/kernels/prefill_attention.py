@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lockstep.worker.forward import AttentionMetadata
 from lockstep.worker.kernels.store_kv import cache_strides
 
 NO_WINDOW = 1 << 30
@@ -50,6 +51,8 @@ def _prefill_attention_kernel(
     first = (tile - (begin // TILE_TOKENS + row)) * TILE_TOKENS
     query_len = end - begin
     if first >= query_len:
+        return
+    if is_row & (query_len == 1):
         return
     context = tl.load(context_lens_ptr + row, mask=is_row, other=0)
 
@@ -121,9 +124,7 @@ def _tiles(head_pad: int, group_pad: int, element_size: int) -> dict[str, int]:
 def prefill_attention(
     q: Tensor,
     layer_kv: tuple[Tensor, Tensor],
-    query_start_loc: Tensor,
-    context_lens: Tensor,
-    block_table: Tensor,
+    metadata: AttentionMetadata,
     *,
     scale: float,
     window: int | None,
@@ -131,25 +132,23 @@ def prefill_attention(
 ) -> None:
     """Attention of q [num_tokens, num_heads, head_dim] into ``out``, of the same shape.
 
-    Keys and values of these tokens must already be in the cache. Row i has the tokens
-    query_start_loc[i] .. query_start_loc[i + 1], the last of them at position
-    context_lens[i] - 1; a row may have none. Tokens behind query_start_loc[-1] give zeros.
+    For rows of two queries or more, whose keys and values must already be in the cache. Rows of
+    one query are left to decode attention, which splits their context; tokens behind the last
+    row give zeros.
     """
     num_tokens, num_heads, head_dim = q.shape
-    if not num_tokens:
-        return
     k_cache, v_cache = layer_kv
     block_size, num_kv_heads = k_cache.shape[1:3]
-    num_rows = context_lens.shape[0]
+    num_rows = metadata.context_lens.shape[0]
     group = num_heads // num_kv_heads
     group_pad = triton.next_power_of_2(group)
     head_pad = max(16, triton.next_power_of_2(head_dim))
     tiles = _tiles(head_pad, group_pad, q.element_size())
     grid = (num_tokens // (tiles["TILE_M"] // group_pad) + num_rows + 1, num_kv_heads)
     _prefill_attention_kernel[grid](
-        out, q, k_cache, v_cache, query_start_loc, context_lens,
-        block_table, num_rows, num_tokens, window or NO_WINDOW, block_table.stride(0),
-        scale * LOG2_E,
+        out, q, k_cache, v_cache, metadata.query_start_loc, metadata.context_lens,
+        metadata.block_table, num_rows, num_tokens, window or NO_WINDOW,
+        metadata.block_table.stride(0), scale * LOG2_E,
         Q_ROW=q.stride(0), OUT_ROW=out.stride(0), **cache_strides(k_cache),
         BLOCK_SIZE=block_size, GROUP=group, GROUP_PAD=group_pad,
         HEAD_DIM=head_dim, HEAD_PAD=head_pad, **tiles,
