@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -48,7 +49,8 @@ class Worker:
             CommError: ranks disagree, or one is lost.
         """
         self._use_device()
-        started = StartUp(self.config, self._topology, progress).run()
+        with self._telling_peers():
+            started = StartUp(self.config, self._topology, progress).run()
         self._started = started
         if self.config.parallel.verify_agreement:
             self._agreement = CollectiveAgreement(self._topology.dp, started.dispatcher.dispatch)
@@ -64,7 +66,7 @@ class Worker:
         """
         self._use_device()
         loop = OverlappedLoop if self.config.schedule.async_scheduling else PlainLoop
-        with Serving(self, results) as serving:
+        with self._telling_peers(), Serving(self, results) as serving:
             loop(plans, serving).run()
 
     def execute(self, plan: StepPlan) -> list[StepResult]:
@@ -91,6 +93,15 @@ class Worker:
             self._started.memory.close()
             self._started = None
             gc.unfreeze()
+
+    @contextmanager
+    def _telling_peers(self) -> Iterator[None]:
+        """Peers of a rank that fails wait in collectives: wake them with the reason."""
+        try:
+            yield
+        except Exception as error:
+            self._topology.give_up(error)
+            raise
 
     def _use_device(self) -> None:
         # The current device belongs to a thread, and kernels launch on the current device.

@@ -8,10 +8,18 @@ from inline import dummy_model, request, worker_config
 from lockstep_ranks import serve_on_ranks
 from ranks import Rank, rank_outcomes, run_ranks
 from ranks import join as join_ranks
-from rig import chunk, decode_alone, join
+from rig import chunk, decode_alone, eager, join
 
+from lockstep.comm.codec import decode_plan, decode_result, encode
 from lockstep.comm.errors import CommError, RankMismatch
-from lockstep.comm.messages import AddRequest, ReplicaPlan, StepAgreement, StepPlan
+from lockstep.comm.messages import (
+    AddRequest,
+    ReplicaPlan,
+    StepAgreement,
+    StepPlan,
+    StepResult,
+    WorkerFailed,
+)
 from lockstep.parallel.config import ParallelConfig
 from lockstep.worker.config import WorkerConfig
 from lockstep.worker.graphs.mode import RunMode
@@ -110,3 +118,48 @@ def test_ranks_that_would_communicate_differently_are_told_apart_before_they_han
     for outcome in outcomes:
         assert isinstance(outcome.error, RankMismatch)
         assert "warm-up step 0" in str(outcome.error) and "rank 1" in str(outcome.error)
+
+
+class Plans:
+    """A ring of plans that are all there already."""
+
+    def __init__(self, plans: list[StepPlan]) -> None:
+        self._data = [encode(plan) for plan in plans]
+
+    def read(self, timeout_s: float) -> bytes | None:
+        return self._data.pop(0)
+
+    poll = read
+
+
+class Results(list):
+    def write(self, data: bytes, timeout_s: float = 10.0) -> None:
+        self.append(decode_result(data))
+
+
+def fail_in_the_second_step(rank: Rank, config_bytes: bytes) -> list[StepResult | WorkerFailed]:
+    config = msgspec.msgpack.decode(config_bytes, type=WorkerConfig)
+    topology = join_ranks(rank, **msgspec.structs.asdict(config.parallel))
+    worker = Worker(config, topology.spec, topology)
+    worker.start()
+    prompt = ReplicaPlan(1, joins=[join(0, [1, 2], num_prompt=4)], chunks=[chunk(0, [7] * 4)])
+    plans = Plans([eager(0, prompt), eager(1, ReplicaPlan(1)), eager(2, ReplicaPlan(1))])
+    if rank.rank == 1:
+        worker.execute(decode_plan(plans.read(0)))
+        worker._started.rank.parts.step.model.logits = None
+    results = Results()
+    try:
+        worker.run(plans, results)
+    except Exception:
+        return results
+    raise AssertionError("the worker went on")
+
+
+def test_a_rank_that_fails_wakes_the_others_with_its_reason() -> None:
+    config = msgspec.msgpack.encode(worker_config(parallel=ParallelConfig(tp_size=2)))
+    began = time.monotonic()
+    other, failed = run_ranks(fail_in_the_second_step, 2, config, gloo=False)
+    assert time.monotonic() - began < 15
+    assert isinstance(failed[-1], WorkerFailed) and "NoneType" in failed[-1].error
+    assert isinstance(other[-1], WorkerFailed)
+    assert "rank 1" in other[-1].error and "NoneType" in other[-1].error
