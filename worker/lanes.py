@@ -18,8 +18,8 @@ class LaneEdit:
     cell_ids: list[int] = field(default_factory=list)
 
     @property
-    def is_empty(self) -> bool:
-        return not (self.move_src or self.resets or self.joined or self.cells)
+    def changes_rows(self) -> bool:
+        return bool(self.move_src or self.resets or self.joined)
 
 
 class LaneTable:

@@ -60,18 +60,8 @@ class StepState:
 
     def apply(self, edit: LaneEdit, upload: Uploader) -> None:
         """Carry out a plan's changes in a handful of device operations."""
-        if edit.is_empty:
-            return
-        src, dst, resets, joined, num_computed = upload.send(
-            edit.move_src, edit.move_dst, edit.resets, edit.joined, edit.joined_num_computed
-        )
-        if edit.move_src:
-            self._move(src, dst)
-        if edit.resets:
-            self._reset(resets)
-        if edit.joined:
-            self.num_computed.index_copy_(0, joined, num_computed)
-            self.active.index_fill_(0, joined, True)
+        if edit.changes_rows:
+            self._change_rows(edit, upload)
         self._write_cells(edit, upload)
 
     def set_step(self, step_id: int) -> None:
@@ -107,6 +97,18 @@ class StepState:
         for tensor in self.statics().values():
             if tensor is not self.lane_ids:
                 tensor.zero_()
+
+    def _change_rows(self, edit: LaneEdit, upload: Uploader) -> None:
+        src, dst, resets, joined, num_computed = upload.send(
+            edit.move_src, edit.move_dst, edit.resets, edit.joined, edit.joined_num_computed
+        )
+        if edit.move_src:
+            self._move(src, dst)
+        if edit.resets:
+            self._reset(resets)
+        if edit.joined:
+            self.num_computed.index_copy_(0, joined, num_computed)
+            self.active.index_fill_(0, joined, True)
 
     def _write_cells(self, edit: LaneEdit, upload: Uploader) -> None:
         at_once = upload.capacity // 2
