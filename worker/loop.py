@@ -1,6 +1,5 @@
 """The Worker: one rank's life, from start-up through steps to its end. Plain, without Ray."""
 
-import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,6 +13,7 @@ from lockstep.parallel.rank_spec import RankSpec
 from lockstep.parallel.topology import Topology
 from lockstep.worker.config import WorkerConfig
 from lockstep.worker.graphs.mode import RunMode
+from lockstep.worker.heap import Heap
 from lockstep.worker.loops import OverlappedLoop, PlainLoop, PlanSource
 from lockstep.worker.metrics import WorkerMetrics
 from lockstep.worker.results import PendingStep
@@ -32,6 +32,7 @@ class Worker:
         self.config = config
         self.spec = spec
         self.metrics = WorkerMetrics()
+        self.heap = Heap()
         self.replica_index = spec.dp_rank % config.parallel.lockstep_dp_size
         self._topology = topology
         self._started: Started | None = None
@@ -54,8 +55,7 @@ class Worker:
         self._started = started
         if self.config.parallel.verify_agreement:
             self._agreement = CollectiveAgreement(self._topology.dp, started.dispatcher.dispatch)
-        gc.collect()
-        gc.freeze()
+        self.heap.freeze()
         return started.ready
 
     def run(self, plans: PlanSource, results: ResultSink) -> None:
@@ -92,7 +92,7 @@ class Worker:
             self._started.rank.release()
             self._started.memory.close()
             self._started = None
-            gc.unfreeze()
+            self.heap.thaw()
 
     @contextmanager
     def _telling_peers(self) -> Iterator[None]:

@@ -89,7 +89,12 @@ def test_start_freezes_the_heap_and_close_thaws_it() -> None:
     assert gc.get_freeze_count() == 0
     worker.start()
     assert gc.get_freeze_count() > 0
+    collections = worker.heap.num_collections
+    gc.collect()
+    assert worker.heap.num_collections == collections + 1 and worker.heap.longest_pause_s > 0
     worker.close()
+    gc.collect()
+    assert worker.heap.num_collections == collections + 1
     assert gc.get_freeze_count() == 0
 
 

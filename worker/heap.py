@@ -1,0 +1,30 @@
+"""Garbage collection of a rank that serves: a pause of one rank is a pause of all its peers."""
+
+import gc
+import time
+
+
+class Heap:
+    """Everything alive at ``freeze`` is never looked at again; pauses are measured from then on."""
+
+    def __init__(self) -> None:
+        self.longest_pause_s = 0.0
+        self.num_collections = 0
+        self._began = 0.0
+
+    def freeze(self) -> None:
+        gc.collect()
+        gc.freeze()
+        gc.callbacks.append(self._note)
+
+    def thaw(self) -> None:
+        gc.callbacks.remove(self._note)
+        gc.unfreeze()
+
+    def _note(self, phase: str, info: dict[str, int]) -> None:
+        now = time.perf_counter()
+        if phase == "start":
+            self._began = now
+            return
+        self.num_collections += 1
+        self.longest_pause_s = max(self.longest_pause_s, now - self._began)
