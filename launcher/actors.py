@@ -6,6 +6,7 @@ group for as long as the engine lives; everything that must answer meanwhile has
 
 import os
 import socket
+import time
 from collections.abc import Callable, MutableMapping
 
 import msgspec
@@ -23,6 +24,7 @@ from lockstep.parallel.rank_spec import RankSpec
 from lockstep.worker.config import WorkerConfig
 from lockstep.worker.schedule.stats import SchedulerStats
 
+POLL_EVERY_S = 0.005
 WORKER_GROUPS = {"control": 2}
 SCHEDULER_GROUPS = {"requests": 1, "deltas": 1, "control": 2}
 
@@ -65,6 +67,7 @@ class SchedulerActor:
         self._config = config
         self._make_driver = make_driver
         self._host: SchedulerHost | None = None
+        self._next_poll = 0.0
 
     @ray.method(concurrency_group="control")
     def process(self) -> ProcessId:
@@ -88,7 +91,11 @@ class SchedulerActor:
 
     @ray.method(concurrency_group="deltas")
     def poll(self, timeout_s: float) -> bytes:
-        return encode_deltas(self._opened().poll(timeout_s))
+        """Deltas: at once after a pause, else those of a few steps, since a call costs a step."""
+        time.sleep(max(0.0, self._next_poll - time.monotonic()))
+        deltas = self._opened().poll(timeout_s)
+        self._next_poll = time.monotonic() + POLL_EVERY_S
+        return encode_deltas(deltas)
 
     @ray.method(concurrency_group="control")
     def stats(self) -> SchedulerStats:

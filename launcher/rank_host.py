@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# NCCL's buffers in /dev/shm; with less it fails later, with an error that names nothing.
+NCCL_BYTES_PER_RANK = 32 << 20
 # The stage of a rank that is not starting.
 IDLE = ""
 
@@ -148,10 +150,13 @@ class JoinedWorker:
         self._worker: Worker | None = None
 
     def start(self, progress: Progress | None = None) -> WorkerReady:
+        from lockstep.comm.rendezvous import preflight_shared_memory
         from lockstep.parallel.topology import Topology
         from lockstep.worker.loop import Worker
 
         config = self._config
+        if self._spec.device != "cpu" and config.parallel.world_size > 1:
+            preflight_shared_memory(config.parallel.world_size * NCCL_BYTES_PER_RANK)
         self._topology = Topology.create(
             self._spec, config.parallel, store=self._store, all_reduce=config.all_reduce
         )

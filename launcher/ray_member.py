@@ -15,6 +15,7 @@ from lockstep.launcher.supervise import Failure, Role, Sign
 
 # Ray knows more about an exit than that it has happened, and tells within this time.
 _RAY_TELLS_S = 1.0
+BEAT_EVERY_S = 0.5
 
 
 class RayMember:
@@ -28,6 +29,7 @@ class RayMember:
         self.beat = Beat(IDLE)
         self._watched: list[ray.ObjectRef[Any]] = []
         self._gone_since = 0.0
+        self._heard_at = 0.0
         self._asked: ray.ObjectRef[Beat] | None = None
 
     def call(self, method: str, *args: object) -> "ray.ObjectRef[Any]":
@@ -55,6 +57,8 @@ class RayMember:
 
     def heard(self) -> bool:
         if self._asked is None:
+            if time.monotonic() - self._heard_at < BEAT_EVERY_S:
+                return True
             self._asked = self.handle.beat.remote()
         done, _ = ray.wait([self._asked], timeout=0)
         if not done:
@@ -63,6 +67,7 @@ class RayMember:
         # An actor that cannot be reached is silent; its watched calls tell whether it is dead.
         with suppress(RayActorError):
             self.beat = ray.get(asked)
+            self._heard_at = time.monotonic()
             return True
         return False
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import launch_fakes as fakes
 import pytest
 from launch_cases import resolved_config
-from launched import answers, generate_arguments, run_here, tokens_of_one_rank_alone
+from launched import Launched, answers, generate_arguments, run_here, tokens_of_one_rank_alone
 
 from lockstep.comm.messages import AddRequest, pack_ids, unpack_ids
 from lockstep.comm.sampling import SamplingParams
@@ -105,8 +106,35 @@ def await_free(ray, resource, amount):
 def test_real_ranks_give_the_tokens_of_one_rank_alone(tmp_path):
     folder = tmp_path / "ray"
     folder.mkdir()
-    run_here(generate_arguments(folder, max_tokens=8, tp=2), start_ray_engine)
+
+    def start(resolved, progress):
+        engine = start_ray_engine(resolved, progress)
+        scheduler = engine._supervisor._members[-1].process.pid
+        assert "libtorch" not in Path(f"/proc/{scheduler}/maps").read_text()
+        return engine
+
+    run_here(generate_arguments(folder, max_tokens=8, tp=2), start)
     assert answers(folder) == tokens_of_one_rank_alone(tmp_path)
+
+
+def test_a_killed_driver_leaves_a_cluster_that_it_has_joined_as_it_was(tmp_path, shared_ray):
+    address = shared_ray.get_runtime_context().gcs_address
+    script = Path(fakes.__file__).with_name("launch_driver.py")
+    arguments = generate_arguments(tmp_path, max_tokens=10**6, tp=2)
+    command = [sys.executable, "-P", str(script), "FakeWorker", *arguments]
+    driver = Launched(command, tmp_path, RAY_ADDRESS=address)
+    try:
+        driver.await_text("scheduler:")
+        ranks = [int((tmp_path / f"rank{rank}.pid").read_text()) for rank in range(2)]
+        mark = mark_of(ranks[0])
+        # A stopped process does not hear Ray.
+        os.kill(ranks[1], signal.SIGSTOP)
+        os.kill(driver.root.pid, signal.SIGKILL)
+        assert driver.ended() == -signal.SIGKILL
+        assert_gone(mark)
+    finally:
+        driver.clean_up()
+    await_free(shared_ray, "CPU", 6)
 
 
 def test_two_engines_at_once_and_nothing_left(shared_ray):
