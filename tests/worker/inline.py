@@ -1,6 +1,7 @@
 """Scheduler and one worker in one process, turn by turn: the plainest way to serve."""
 
 from collections import deque
+from collections.abc import Callable
 
 import msgspec
 import torch
@@ -15,6 +16,7 @@ from lockstep.worker.assembly import build_attention, build_model
 from lockstep.worker.config import CacheConfig, GraphConfig, ScheduleConfig, WorkerConfig
 from lockstep.worker.loop import Worker
 from lockstep.worker.models.decoder import DecoderModel
+from lockstep.worker.results import PendingStep
 from lockstep.worker.schedule.scheduler import Scheduler
 from lockstep.worker.weights.load import load_weights
 
@@ -102,20 +104,32 @@ def serve(config: WorkerConfig, requests: list[AddRequest]) -> tuple[Served, Sch
     scheduler = make_scheduler(config, ready.num_blocks)
     for each in requests:
         scheduler.add(each)
-    served = run_turns(worker, scheduler)
+    served = Served()
+    run_turns(worker, scheduler, served)
     scheduler.check_conserved()
     worker.close()
     return served, scheduler, worker
 
 
-def run_turns(worker: Worker, scheduler: Scheduler) -> Served:
-    served, pending = Served(), deque()
+def run_turns(
+    worker: Worker,
+    scheduler: Scheduler,
+    served: Served,
+    *,
+    after_launch: Callable[[], None] = lambda: None,
+) -> None:
+    """Plan, launch and commit until there is nothing left to do.
+
+    Results are held back as long as the scheduler goes on planning without them.
+    """
+    pending: deque[PendingStep] = deque()
     while True:
         plan = scheduler.plan(0)
         if plan is not None:
             pending.extend(worker.launch(plan))
+            after_launch()
         elif pending:
             served.take(scheduler.commit(pending.popleft().result()))
         else:
-            served.take(scheduler.take_deltas())
-            return served
+            break
+    served.take(scheduler.take_deltas())

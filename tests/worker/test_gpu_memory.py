@@ -6,7 +6,7 @@ from contextlib import ExitStack
 import pytest
 import torch
 from gpu_rig import BLOCKS_PER_LANE, MAX_LANES, GpuRig, gpu_config, gpu_requests
-from inline import make_scheduler, run_turns
+from inline import Served, make_scheduler, run_turns
 
 from lockstep.worker import start_up
 from lockstep.worker.config import WorkerConfig
@@ -51,7 +51,8 @@ def serve_full_load(rig: GpuRig, scheduler: Scheduler, **sampling: object) -> No
     """Twice as many requests as lanes, so that lanes join, leave and move."""
     for add in gpu_requests(2 * MAX_LANES, max_tokens=40, **sampling):
         scheduler.add(add)
-    served = run_turns(rig.worker, scheduler)
+    served = Served()
+    run_turns(rig.worker, scheduler, served)
     assert set(served.finish.values()) == {"length"}
     scheduler.check_conserved()
 

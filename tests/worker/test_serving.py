@@ -1,10 +1,23 @@
 """Scheduler and worker together: the tokens of a request do not depend on how it was served."""
 
+import random
+
 import pytest
-from inline import dummy_model, request, serve, worker_config
+from inline import (
+    SPEC,
+    Served,
+    alone_topology,
+    dummy_model,
+    make_scheduler,
+    request,
+    run_turns,
+    serve,
+    worker_config,
+)
 from rig import decode_alone
 
 from lockstep.comm.messages import AddRequest
+from lockstep.worker.loop import Worker
 
 PROMPTS = {
     "a": [5, 17, 3],
@@ -93,3 +106,36 @@ def test_logprobs_arrive_with_their_tokens(expected: dict[str, list[int]]) -> No
     for key, tokens in expected.items():
         assert [entry.token_id for entry in served.logprobs[key]] == tokens
         assert all(entry.rank == 1 and len(entry.top_ids) == 3 for entry in served.logprobs[key])
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_requests_that_come_and_go_at_random_keep_their_own_tokens(seed: int) -> None:
+    rng = random.Random(seed)
+    config = worker_config(
+        graph_mode="FULL", run_ahead=3, num_blocks=14, max_num_batched_tokens=9, max_num_seqs=5
+    )
+    worker = Worker(config, SPEC, alone_topology())
+    scheduler = make_scheduler(config, worker.start().num_blocks)
+    served, prompts, aborted = Served(), {}, set()
+
+    def come_or_go() -> None:
+        if len(prompts) < 24 and rng.random() < 0.5:
+            name = f"r{len(prompts)}"
+            prompts[name] = [rng.randrange(97) for _ in range(rng.randrange(1, 14))]
+            scheduler.add(request(name, prompts[name], max_tokens=rng.randrange(1, 12)))
+        if prompts and rng.random() < 0.1:
+            name = rng.choice(list(prompts))
+            aborted.add(name)
+            scheduler.abort(name)
+
+    while len(prompts) < 24:
+        come_or_go()
+        run_turns(worker, scheduler, served, after_launch=come_or_go)
+    worker.close()
+    scheduler.check_conserved()
+    assert set(served.finish) == set(prompts)
+    assert {name for name, how in served.finish.items() if how == "abort"} <= aborted
+    model = dummy_model(config)
+    for name, prompt in prompts.items():
+        made = served.tokens[name]
+        assert made == decode_alone(model, prompt, len(made))
