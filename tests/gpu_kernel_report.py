@@ -17,13 +17,20 @@ from torch import Tensor
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "deploy", "package"))
 
+from lockstep.parallel.placement import LinearOps, TorchLinear
 from lockstep.worker.attention.base import AttentionSizes
 from lockstep.worker.attention.reference import ReferenceAttention
 from lockstep.worker.attention.triton import TritonAttention
 from lockstep.worker.forward import AttentionMetadata
-from lockstep.worker.kernels import ops
+from lockstep.worker.kernels import chain, ops
 from lockstep.worker.kernels.activation import silu_and_mul
-from lockstep.worker.kernels.linear import ENOUGH_PROGRAMS, MAX_ROWS, FewRowsLinear, Tiles
+from lockstep.worker.kernels.linear import (
+    ENOUGH_PROGRAMS,
+    MAX_ROWS,
+    FewRowsLinear,
+    KernelLinear,
+    Tiles,
+)
 
 DEVICE = torch.device("cuda")
 READ_TBPS = 4.68  # measured on an H200: plain 16-byte loads
@@ -392,8 +399,12 @@ class LayerWeights:
 
 
 def report_layers() -> None:
-    """All layers and the logits of a decode step, without scheduler, sampler or inputs."""
-    say("step ms", "batch", "context", "cuBLAS", "few rows", "weights ms", "KV ms")
+    """All layers and the logits of a decode step, without scheduler, sampler or inputs.
+
+    "chained" is "few rows" with kernels that start before the ones ahead of them end; "equal"
+    tells whether fifty replays of it gave the bits of "few rows".
+    """
+    say("step ms", "batch", "context", "cuBLAS", "few rows", "chained", "equal", "weights", "KV")
     for shape in (QWEN, LLAMA):
         layers = [
             LayerWeights(
@@ -407,31 +418,46 @@ def report_layers() -> None:
         weight_bytes = head.numel() * 2 + sum(
             2 * rows * columns for rows, columns in shape.weights().values()
         ) * len(layers)
-        for batch, context in ((1, 128), (1, 1024), (8, 1024), (32, 1024), (128, 256)):
-            ms = [
-                f"{step_ms(shape, layers, head, batch, context, few_rows=few_rows):.3f}"
-                for few_rows in ((None, FewRowsLinear(DEVICE)) if batch <= MAX_ROWS else (None,))
-            ]
+        for batch, context in ((1, 128), (1, 1024), (8, 1024), (16, 512), (32, 1024), (128, 256)):
+            columns = step_columns(shape, layers, head, batch, context)
             kv_ms = batch * context * 8 * 128 * 4 * shape.layers / READ_TBPS / 1e9
             weights_ms = weight_bytes / READ_TBPS / 1e9
-            say(
-                shape.name, batch, context, *ms, *[""] * (2 - len(ms)),
-                f"{weights_ms:.3f}", f"{kv_ms:.3f}",
-            )  # fmt: skip
+            say(shape.name, batch, context, *columns, f"{weights_ms:.3f}", f"{kv_ms:.3f}")
         del layers, head
 
 
-def step_ms(
-    shape: Shape,
-    layers: list[LayerWeights],
-    head: Tensor,
-    batch: int,
-    context: int,
-    *,
-    few_rows: FewRowsLinear | None,
-) -> float:
-    linear = few_rows or F.linear
-    gated = few_rows.gated if few_rows else unfused_gated
+def step_columns(
+    shape: Shape, layers: list[LayerWeights], head: Tensor, batch: int, context: int
+) -> list[str]:
+    step = make_step(shape, layers, head, batch, context)
+    few_rows = KernelLinear(DEVICE)
+    columns = [f"{microseconds([partial(step, PlainLinear())]) / 1e3:.3f}"]
+    columns.append(f"{microseconds([partial(step, few_rows)]) / 1e3:.3f}")
+    expected = step(few_rows)
+    chain.ENABLED = True
+    try:
+        columns.append(f"{microseconds([partial(step, few_rows)]) / 1e3:.3f}")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            got = step(few_rows)
+        equal = True
+        for _ in range(50):
+            got.fill_(float("nan"))
+            graph.replay()
+            equal &= got.equal(expected)
+    finally:
+        chain.ENABLED = False
+    return [*columns, str(equal)]
+
+
+class PlainLinear(TorchLinear):
+    def gated(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return unfused_gated(x, weight)
+
+
+def make_step(
+    shape: Shape, layers: list[LayerWeights], head: Tensor, batch: int, context: int
+) -> Callable[[LinearOps], Tensor]:
     blocks = batch * (context // 16)
     pool = randn(blocks + 1, shape.layers, 2, 16, 8, 128)
     table = (torch.randperm(blocks, device=DEVICE) + 1).view(batch, -1).int()
@@ -448,7 +474,7 @@ def step_ms(
     positions = torch.full((batch,), context - 1, device=DEVICE)
     first = randn(batch, shape.hidden)
 
-    def step() -> Tensor:
+    def step(linear: LinearOps) -> Tensor:
         x, residual = first, first
         for i, layer in enumerate(layers):
             normed, residual = ops.add_rms_norm(x, residual, layer.norm, 1e-6)
@@ -461,10 +487,10 @@ def step_ms(
             )
             x = linear(out.flatten(1), layer.o)
             normed, residual = ops.add_rms_norm(x, residual, layer.norm, 1e-6)
-            x = linear(gated(normed, layer.gate_up), layer.down)
+            x = linear(linear.gated(normed, layer.gate_up), layer.down)
         return torch.mm(x, head.t(), out_dtype=torch.float32)
 
-    return microseconds([step]) / 1e3
+    return step
 
 
 PARTS = {

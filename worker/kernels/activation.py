@@ -5,16 +5,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lockstep.worker.kernels.chain import chained, follow
+
 _BLOCK = 1024
 
 
 @triton.jit
 def _silu_and_mul_kernel(
-    out_ptr, gate_up_ptr, SIZE: tl.constexpr, ROW: tl.constexpr, BLOCK: tl.constexpr
+    out_ptr,
+    gate_up_ptr,
+    SIZE: tl.constexpr,
+    ROW: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     live = columns < SIZE
+    follow(CHAINED)
     gate = tl.load(gate_up_ptr + row * ROW + columns, mask=live, other=0.0).to(tl.float32)
     up = tl.load(gate_up_ptr + row * ROW + SIZE + columns, mask=live, other=0.0).to(tl.float32)
     product = gate * tl.sigmoid(gate) * up
@@ -27,5 +35,7 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     out = torch.empty((rows, size), dtype=gate_up.dtype, device=gate_up.device)
     if rows:
         grid = (rows, triton.cdiv(size, _BLOCK))
-        _silu_and_mul_kernel[grid](out, gate_up, SIZE=size, ROW=gate_up.stride(0), BLOCK=_BLOCK)
+        _silu_and_mul_kernel[grid](
+            out, gate_up, SIZE=size, ROW=gate_up.stride(0), BLOCK=_BLOCK, **chained()
+        )
     return out

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lockstep.worker.forward import AttentionMetadata
+from lockstep.worker.kernels.chain import chained, follow
 from lockstep.worker.kernels.prefill_attention import LOG2_E, NO_WINDOW
 from lockstep.worker.kernels.store_kv import cache_strides
 
@@ -59,8 +60,9 @@ def _decode_attention_kernel(
     BLOCK_SIZE: tl.constexpr, NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
     GROUP_PAD: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr,
     TILE: tl.constexpr, MIN_CHUNK: tl.constexpr, MAX_CHUNKS: tl.constexpr,
-    TOKEN_IS_ROW: tl.constexpr,
+    TOKEN_IS_ROW: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
+    follow(CHAINED)
     program = tl.program_id(0)
     num_programs = tl.num_programs(0)
     kv_head = tl.program_id(1)
@@ -252,5 +254,5 @@ def decode_attention(
         GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)),
         HEAD_DIM=head_dim, HEAD_PAD=head_pad, MIN_CHUNK=_MIN_CHUNK,
         MAX_CHUNKS=max_chunks(num_kv_heads), TOKEN_IS_ROW=metadata.is_decode(num_tokens),
-        num_warps=4, **_tile(head_pad, q.element_size()),
+        num_warps=4, **_tile(head_pad, q.element_size()), **chained(),
     )  # fmt: skip

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lockstep.worker.kernels.chain import chained, follow
 from lockstep.worker.state import StepState
 
 _LANES = 128
@@ -18,7 +19,9 @@ def _decode_inputs_kernel(
     token_ids_ptr, positions_ptr, slots_ptr, context_lens_ptr, faults_ptr, active_ptr,
     samples_ptr, num_computed_ptr, last_token_ptr, block_table_ptr, num_lanes,
     TABLE_ROW: tl.constexpr, BLOCK_SIZE: tl.constexpr, LANES: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
+    follow(CHAINED)
     lanes = tl.program_id(0) * LANES + tl.arange(0, LANES)
     present = lanes < num_lanes
     active = tl.load(active_ptr + lanes, mask=present, other=0) != 0
@@ -54,5 +57,6 @@ def decode_inputs(
         token_ids, positions, slots, context_lens, state.faults, state.active,
         state.samples, state.num_computed, state.last_token, state.block_table, num_lanes,
         TABLE_ROW=state.block_table.shape[1], BLOCK_SIZE=block_size, LANES=_LANES,
+        **chained(),
     )  # fmt: skip
     return token_ids, positions, slots, context_lens

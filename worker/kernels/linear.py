@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lockstep.worker.kernels.activation import silu_and_mul
+from lockstep.worker.kernels.chain import chained, follow, prefetch_rows
 
 MAX_ROWS = 16
 ENOUGH_PROGRAMS = 256
@@ -32,12 +33,17 @@ def _dot_row(
 @triton.jit
 def _one_row_kernel(
     out_ptr, x_ptr, w_ptr, bias_ptr, OUT: tl.constexpr, SIZE: tl.constexpr, GATED: tl.constexpr,
-    HAS_BIAS: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
+    HAS_BIAS: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, AHEAD: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
     columns = tl.program_id(0).to(tl.int64) * TILE_N + tl.arange(0, TILE_N)
     live_columns = columns < OUT
     # Columns past the last repeat it: the stream of weights then needs no second mask.
     columns = tl.minimum(columns, OUT - 1)
+    prefetch_rows(w_ptr, columns, 0, SIZE, AHEAD, CHAINED)
+    if GATED:
+        prefetch_rows(w_ptr + OUT * SIZE, columns, 0, SIZE, AHEAD, CHAINED)
+    follow(CHAINED)
     products = tl.zeros([TILE_N, TILE_K], tl.float32)
     up_products = tl.zeros([TILE_N, TILE_K], tl.float32)
     for k in range(0, SIZE, TILE_K):
@@ -63,7 +69,8 @@ def _few_rows_kernel(
     out_ptr, x_ptr, w_ptr, bias_ptr, part_ptr, arrivals_ptr, num_rows,
     OUT: tl.constexpr, SIZE: tl.constexpr, X_ROW: tl.constexpr, GATED: tl.constexpr,
     HAS_BIAS: tl.constexpr, SPLITS: tl.constexpr, SPLIT_SIZE: tl.constexpr,
-    TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, AHEAD: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
     tile, split = tl.program_id(0), tl.program_id(1)
     rows = tl.arange(0, TILE_M)
@@ -74,6 +81,10 @@ def _few_rows_kernel(
     acc = tl.zeros([TILE_M, TILE_N], tl.float32)
     up = tl.zeros([TILE_M, TILE_N], tl.float32)
     begin = split * SPLIT_SIZE
+    prefetch_rows(w_ptr, columns, begin, SIZE, AHEAD, CHAINED)
+    if GATED:
+        prefetch_rows(w_ptr + OUT * SIZE, columns, begin, SIZE, AHEAD, CHAINED)
+    follow(CHAINED)
     for k in range(begin, tl.minimum(begin + SPLIT_SIZE, SIZE), TILE_K):
         at = k + tl.arange(0, TILE_K)
         live = at < SIZE
@@ -142,6 +153,12 @@ def few_rows_tiles(out_size: int, in_size: int) -> Tiles:
     return Tiles(tile_n, tile_k, max(1, splits), num_stages=4)
 
 
+def _ahead(size: int) -> int:
+    """Elements of a row to prefetch: all of it, but no more than the cache can hold for long."""
+    padded: int = triton.next_power_of_2(size)
+    return max(64, min(padded, 4096))
+
+
 class FewRowsLinear:
     """The two kernels and the workspace they share; its calls must be on one stream.
 
@@ -192,7 +209,8 @@ class FewRowsLinear:
             tiles = tiles or one_row_tiles(out_size, in_size)
             _one_row_kernel[(triton.cdiv(out_size, tiles.tile_n),)](
                 out, x, weight, weight if bias is None else bias, **shape,
-                TILE_N=tiles.tile_n, TILE_K=tiles.tile_k, num_warps=tiles.num_warps,
+                TILE_N=tiles.tile_n, TILE_K=tiles.tile_k, AHEAD=_ahead(in_size),
+                num_warps=tiles.num_warps, **chained(),
             )  # fmt: skip
             return out
         tiles = tiles or few_rows_tiles(out_size, in_size)
@@ -203,8 +221,8 @@ class FewRowsLinear:
         _few_rows_kernel[(num_tiles, splits)](
             out, x, weight, weight if bias is None else bias, self._parts, self._arrivals,
             num_rows, **shape, X_ROW=x.stride(0), SPLITS=splits, SPLIT_SIZE=split_size,
-            TILE_M=MAX_ROWS, TILE_N=tiles.tile_n, TILE_K=tiles.tile_k,
-            num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+            TILE_M=MAX_ROWS, TILE_N=tiles.tile_n, TILE_K=tiles.tile_k, AHEAD=_ahead(split_size),
+            num_warps=tiles.num_warps, num_stages=tiles.num_stages, **chained(),
         )  # fmt: skip
         return out
 

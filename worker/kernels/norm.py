@@ -5,14 +5,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lockstep.worker.kernels.chain import chained, follow
+
 
 @triton.jit
 def _rms_norm_kernel(
-    out_ptr, x_ptr, weight_ptr, eps, SIZE: tl.constexpr, ROW: tl.constexpr, BLOCK: tl.constexpr
+    out_ptr, x_ptr, weight_ptr, eps, SIZE: tl.constexpr, ROW: tl.constexpr, BLOCK: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     live = columns < SIZE
+    follow(CHAINED)
     x = tl.load(x_ptr + row * ROW + columns, mask=live, other=0.0).to(tl.float32)
     weight = tl.load(weight_ptr + columns, mask=live, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(x * x, 0) / SIZE + eps)
@@ -24,10 +28,12 @@ def _rms_norm_kernel(
 def _add_rms_norm_kernel(
     out_ptr, new_residual_ptr, x_ptr, residual_ptr, weight_ptr, eps, SIZE: tl.constexpr,
     X_ROW: tl.constexpr, RESIDUAL_ROW: tl.constexpr, BLOCK: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     live = columns < SIZE
+    follow(CHAINED)
     x = tl.load(x_ptr + row * X_ROW + columns, mask=live, other=0.0).to(tl.float32)
     residual = tl.load(residual_ptr + row * RESIDUAL_ROW + columns, mask=live, other=0.0)
     weight = tl.load(weight_ptr + columns, mask=live, other=0.0).to(tl.float32)
@@ -42,7 +48,7 @@ def _add_rms_norm_kernel(
 
 def _launch_shape(size: int) -> dict[str, int]:
     block = triton.next_power_of_2(size)
-    return {"BLOCK": block, "num_warps": min(16, max(1, block // 256))}
+    return {"BLOCK": block, "num_warps": min(16, max(1, block // 256)), **chained()}
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lockstep.worker.forward import AttentionMetadata
+from lockstep.worker.kernels.chain import chained, follow
 from lockstep.worker.kernels.store_kv import cache_strides
 
 NO_WINDOW = 1 << 30
@@ -39,8 +40,9 @@ def _prefill_attention_kernel(
     Q_ROW: tl.constexpr, OUT_ROW: tl.constexpr, BLOCK_STRIDE: tl.constexpr,
     TOKEN_STRIDE: tl.constexpr, HEAD_STRIDE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr,
-    TILE_M: tl.constexpr, TILE_N: tl.constexpr,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
+    follow(CHAINED)
     TILE_TOKENS: tl.constexpr = TILE_M // GROUP_PAD
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -151,5 +153,5 @@ def prefill_attention(
         metadata.block_table.stride(0), scale * LOG2_E,
         Q_ROW=q.stride(0), OUT_ROW=out.stride(0), **cache_strides(k_cache),
         BLOCK_SIZE=block_size, GROUP=group, GROUP_PAD=group_pad,
-        HEAD_DIM=head_dim, HEAD_PAD=head_pad, **tiles,
+        HEAD_DIM=head_dim, HEAD_PAD=head_pad, **tiles, **chained(),
     )  # fmt: skip

@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lockstep.worker.kernels.chain import chained, follow
+
 _HEADS = 4
 
 
@@ -40,13 +42,14 @@ def _norm_rope_kernel(
     q_ptr, k_ptr, q_weight_ptr, k_weight_ptr, positions_ptr, cos_sin_ptr, eps,
     Q_ROW: tl.constexpr, K_ROW: tl.constexpr, NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HALF_PAD: tl.constexpr,
-    HEADS: tl.constexpr, NORM: tl.constexpr,
+    HEADS: tl.constexpr, NORM: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     HALF: tl.constexpr = HEAD_DIM // 2
     Q_GROUPS: tl.constexpr = (NUM_HEADS + HEADS - 1) // HEADS
     token = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
     pair = tl.arange(0, HALF_PAD)
+    follow(CHAINED)
     position = tl.load(positions_ptr + token).to(tl.int64)
     angles = cos_sin_ptr + position * HEAD_DIM + pair
     cos = tl.load(angles, mask=pair < HALF, other=0.0).to(tl.float32)
@@ -87,5 +90,5 @@ def norm_rope_(
         Q_ROW=q.stride(0), K_ROW=k.stride(0), NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
         HALF_PAD=triton.next_power_of_2(head_dim // 2), HEADS=_HEADS,
-        NORM=weights is not None, num_warps=2,
+        NORM=weights is not None, num_warps=2, **chained(),
     )  # fmt: skip

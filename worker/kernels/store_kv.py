@@ -4,6 +4,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lockstep.worker.kernels.chain import chained, follow
+
 
 @triton.jit
 def _store_kv_kernel(
@@ -11,8 +13,9 @@ def _store_kv_kernel(
     K_ROW: tl.constexpr, V_ROW: tl.constexpr, BLOCK_STRIDE: tl.constexpr,
     TOKEN_STRIDE: tl.constexpr, HEAD_STRIDE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HEADS_PAD: tl.constexpr,
-    HEAD_PAD: tl.constexpr,
+    HEAD_PAD: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
+    follow(CHAINED)
     token = tl.program_id(0).to(tl.int64)
     heads = tl.arange(0, HEADS_PAD)[:, None]
     dims = tl.arange(0, HEAD_PAD)[None, :]
@@ -53,5 +56,5 @@ def store_kv(k: Tensor, v: Tensor, layer_kv: tuple[Tensor, Tensor], slots: Tenso
         K_ROW=k.stride(0), V_ROW=v.stride(0), **cache_strides(k_cache),
         BLOCK_SIZE=k_cache.shape[1], NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
         HEADS_PAD=triton.next_power_of_2(num_kv_heads),
-        HEAD_PAD=triton.next_power_of_2(head_dim),
+        HEAD_PAD=triton.next_power_of_2(head_dim), **chained(),
     )  # fmt: skip

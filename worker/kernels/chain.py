@@ -1,0 +1,50 @@
+"""A kernel that starts while the one ahead of it ends (programmatic dependent launch, Hopper on).
+
+Such a kernel may read weights at once, which nobody writes while serving; all else only after
+``follow``. Every program of it must call ``follow``, or the kernel after it could overtake the one
+ahead of it.
+"""
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+
+# Off until a GPU has shown that it pays: see "layers" of tests/gpu_kernel_report.py.
+ENABLED = False
+
+
+@triton.jit
+def follow(CHAINED: tl.constexpr):
+    """Wait until the kernel ahead has ended and its writes are seen; then let the next start."""
+    if CHAINED:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def prefetch_rows(
+    weight_ptr, rows, begin, SIZE: tl.constexpr, AHEAD: tl.constexpr, CHAINED: tl.constexpr
+):  # fmt: skip
+    """Ask for ``AHEAD`` two-byte elements from ``begin`` of some rows to be brought into L2."""
+    if CHAINED:
+        lines = begin + tl.arange(0, AHEAD // 64) * 64
+        places = weight_ptr + rows[:, None] * SIZE + lines[None, :]
+        wanted = (lines < SIZE)[None, :] & (rows >= 0)[:, None]
+        tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.b32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.b32 $0, 0; }",
+            "=r,l,r", [places.to(tl.int64), wanted.to(tl.int32)],
+            dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+def chained() -> dict[str, bool]:
+    """Launch options of a kernel that calls ``follow``."""
+    on = ENABLED and _has_dependent_launch()
+    return {"CHAINED": on, "launch_pdl": on}
+
+
+@functools.cache
+def _has_dependent_launch() -> bool:
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
