@@ -5,6 +5,7 @@ from contextlib import ExitStack
 
 import pytest
 import torch
+from compilations import compilations
 from gpu_rig import BLOCKS_PER_LANE, MAX_LANES, GpuRig, gpu_config, gpu_requests
 from inline import Served, make_scheduler, run_turns
 
@@ -29,18 +30,6 @@ def start_rig() -> Iterator[Callable[[WorkerConfig], GpuRig]]:
         yield start
 
 
-@pytest.fixture
-def compiles() -> Iterator[list[object]]:
-    """Kernels that Triton compiled or loaded, one entry each."""
-    from triton import knobs
-
-    seen: list[object] = []
-    before = knobs.runtime.jit_post_compile_hook
-    knobs.runtime.jit_post_compile_hook = lambda *args, **kwargs: seen.append(kwargs.get("repr"))
-    yield seen
-    knobs.runtime.jit_post_compile_hook = before
-
-
 def used_fraction() -> float:
     torch.cuda.synchronize()
     free, total = torch.cuda.mem_get_info()
@@ -58,26 +47,26 @@ def serve_full_load(rig: GpuRig, scheduler: Scheduler, **sampling: object) -> No
 
 
 @pytest.mark.parametrize("utilization", [0.5, 0.9])
-def test_used_memory_is_what_was_promised_and_stays(
+def test_used_memory_is_what_was_promised_and_nothing_comes_first_later(
     utilization: float,
-    compiles: list[object],
-    start_rig: Callable[[WorkerConfig], GpuRig],
 ) -> None:
-    rig = start_rig(gpu_config(num_blocks=None, utilization=utilization))
-    scheduler = make_scheduler(rig.worker.config, rig.ready.num_blocks)
+    rig = GpuRig(gpu_config(num_blocks=None, utilization=utilization))
     assert used_fraction() == pytest.approx(utilization, abs=0.01)
-    compiles.clear()
-    mallocs = torch.cuda.memory_stats()["num_device_alloc"]
-    for sampling in (
-        {"temperature": 0.0},
-        {"temperature": 0.9, "top_p": 0.9, "top_k": 30, "presence_penalty": 0.2, "seed": 1},
-        {"temperature": 0.9, "logprobs": 5, "seed": 2},
-    ):
-        serve_full_load(rig, scheduler, **sampling)
-        assert used_fraction() == pytest.approx(utilization, abs=0.01)
-    assert torch.cuda.memory_stats()["num_device_alloc"] == mallocs
-    assert torch.cuda.memory_stats()["num_alloc_retries"] == 0
-    assert compiles == []
+    before = torch.cuda.memory_stats()
+    with compilations() as compiled:
+        for sampling in (
+            {"temperature": 0.0},
+            {"temperature": 0.9, "top_p": 0.9, "top_k": 30, "presence_penalty": 0.2, "seed": 1},
+            {"temperature": 0.9, "logprobs": 5, "seed": 2},
+        ):
+            rig.worker._next_step = None
+            serve_full_load(rig, **sampling)
+            assert used_fraction() == pytest.approx(utilization, abs=0.01)
+    assert compiled == []
+    after = torch.cuda.memory_stats()
+    for counter in ("num_device_alloc", "num_alloc_retries"):
+        assert after[counter] == before[counter], counter
+    rig.close()
 
 
 def test_the_top_blocks_of_a_full_pool_work(
