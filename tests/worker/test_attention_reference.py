@@ -74,3 +74,5 @@ def test_registry_names_and_refuses() -> None:
     assert create_backend("auto", make_case([1], [1]).sizes()).name == "reference"
     with pytest.raises(ValueError, match=r"attention_backend must be one of auto, .* got 'fast'"):
         resolve_backend("fast", torch.device("cpu"))
+    with pytest.raises(ValueError, match="attention_backend triton needs a CUDA device, got cpu"):
+        create_backend("triton", make_case([1], [1]).sizes())

@@ -72,13 +72,15 @@ def resolve_backend(name: str, device: torch.device) -> str:
     """The backend that ``name`` means on this device.
 
     Raises:
-        ValueError: no backend has this name.
+        ValueError: no backend has this name, or it cannot run on this device.
     """
     if name == "auto":
         return "triton" if device.type == "cuda" else "reference"
     if name not in _BACKENDS:
         known = ", ".join(["auto", *_BACKENDS])
         raise ValueError(f"attention_backend must be one of {known}, got {name!r}")
+    if name == "triton" and device.type != "cuda":
+        raise ValueError(f"attention_backend triton needs a CUDA device, got {device}")
     return name
 
 
