@@ -82,14 +82,14 @@ class Worker:
         if self._started is None:
             raise RuntimeError("start() the worker before its first plan")
         self._take_turn(plan)
-        for pending in self._started.rank.runner.launch(plan):
+        for pending in self._started.bench.runner.launch(plan):
             self.metrics.launched(plan, self.replica_index)
             yield pending
 
     def close(self) -> None:
         """Release graphs, then memory; communicators that graphs hold must live until then."""
         if self._started is not None:
-            self._started.rank.release()
+            self._started.bench.release()
             self._started.memory.close()
             self._started = None
             self.heap.thaw()

@@ -26,10 +26,10 @@ from lockstep.worker.kv_memory import (
     used_and_total_bytes,
 )
 from lockstep.worker.models.decoder import DecoderModel
-from lockstep.worker.rank import Rank
 from lockstep.worker.stages import Progress, Stages
 from lockstep.worker.threads import set_thread_counts
 from lockstep.worker.weights.load import load_weights
+from lockstep.worker.workbench import Workbench
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ _GRAPHS_TO_MEASURE = 2
 class Started:
     """A rank that can serve."""
 
-    rank: Rank
+    bench: Workbench
     memory: KVMemory
     dispatcher: Dispatcher
     ready: WorkerReady
@@ -68,16 +68,16 @@ class StartUp:
             model = self._load()
         with stages.stage("kernels"):
             memory = self._open_memory(model, manifest)
-            rank = Rank(self._config, self._topology, model, memory.cache)
-            rank.warm_up(stages)
+            bench = Workbench(self._config, self._topology, model, memory.cache)
+            bench.warm_up(stages)
         with stages.stage("capture"):
-            rank.capture(manifest, stages)
+            bench.capture(manifest, stages)
         with stages.stage("mapping"):
             num_blocks = self._agreed(memory.num_blocks_left())
             memory.cache.grow(num_blocks)
         stages.memory_bytes["kv_cache"] = num_blocks * memory.cache.layout.block_bytes
-        ready = self._ready(rank.num_graphs, num_blocks)
-        return Started(rank, memory, self._dispatcher, ready)
+        ready = self._ready(bench.num_graphs, num_blocks)
+        return Started(bench, memory, self._dispatcher, ready)
 
     def _load(self) -> DecoderModel:
         backend = build_attention(self._config, self._device)
@@ -101,7 +101,7 @@ class StartUp:
     def _estimate(self, model: DecoderModel, manifest: Manifest) -> int:
         """Blocks that fit, by a trial with hardly any and the largest graphs."""
         layout = kv_layout(self._config)
-        trial = Rank(
+        trial = Workbench(
             self._config,
             self._topology,
             model,

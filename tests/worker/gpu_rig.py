@@ -91,7 +91,7 @@ class GpuRig:
         self.ready = self.worker.start()
         started = self.worker._started
         assert started is not None
-        self.parts = started.rank.parts
+        self.parts = started.bench.parts
         self.kv = started.memory.cache
         self.lens: list[int] = []
         self._step_id = 0

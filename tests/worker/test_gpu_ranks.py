@@ -37,7 +37,7 @@ def logits_on_rank(rank: Rank, config_bytes: bytes) -> tuple[np.ndarray, np.ndar
     topology = join_ranks(rank, device="cuda", **msgspec.structs.asdict(config.parallel))
     worker = Worker(config, topology.spec, topology)
     worker.start()
-    state = worker._started.rank.parts.state
+    state = worker._started.bench.parts.state
     prompts = [prompt_of(i) for i in PROMPTS]
     joins = [join(i, BLOCKS[i], num_prompt=len(prompt)) for i, prompt in enumerate(prompts)]
     chunks = [chunk(i, prompt) for i, prompt in enumerate(prompts)]

@@ -146,7 +146,7 @@ def fail_in_the_second_step(rank: Rank, config_bytes: bytes) -> list[StepResult 
     plans = Plans([eager(0, prompt), eager(1, ReplicaPlan(1)), eager(2, ReplicaPlan(1))])
     if rank.rank == 1:
         worker.execute(decode_plan(plans.read(0)))
-        worker._started.rank.parts.step.model.logits = None
+        worker._started.bench.parts.step.model.logits = None
     results = Results()
     try:
         worker.run(plans, results)

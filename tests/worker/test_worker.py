@@ -162,14 +162,14 @@ def hang_in_the_second_step(rank: Rank, path: str) -> None:
     parallel = ParallelConfig(timeout_s=1)
     worker = Worker(worker_config(parallel=parallel), SPEC, alone_topology())
     worker.start()
-    forward = worker._started.rank.parts.step.model.forward
+    forward = worker._started.bench.parts.step.model.forward
     calls = []
 
     def hang(*args):
         calls.append(1)
         return forward(*args) if len(calls) < 2 else time.sleep(60)
 
-    worker._started.rank.parts.step.model.forward = hang
+    worker._started.bench.parts.step.model.forward = hang
     worker.run(PlanList(plans(3)), FileSink(path))
 
 

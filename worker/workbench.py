@@ -24,7 +24,7 @@ _STEPS_TO_COMPARE = 2
 _DEADLINE_S = 20.0
 
 
-class Rank:
+class Workbench:
     """Everything that dies with its graphs. ``release`` comes before the topology is destroyed."""
 
     def __init__(
