@@ -90,13 +90,18 @@ class StartUp:
         layout, cache, device = kv_layout(self._config), self._config.cache, self._device
         num_blocks = fixed_num_blocks(layout, cache, device)
         if num_blocks is None:
-            reason = unavailable_reason(device)
+            reason = self._why_not_mapped()
             if reason is None:
                 return MappedMemory(layout, cache, device)
             logger.warning("KV cache memory is estimated, since it cannot be mapped: %s", reason)
             num_blocks = self._estimate(model, manifest)
             torch.cuda.empty_cache()
         return FixedMemory(layout, self._agreed(num_blocks), device)
+
+    def _why_not_mapped(self) -> str | None:
+        """One answer for all ranks, since an estimate takes steps that they must take together."""
+        reasons = self._topology.lockstep.all_gather_object(unavailable_reason(self._device))
+        return next((str(reason) for reason in reasons if reason is not None), None)
 
     def _estimate(self, model: DecoderModel, manifest: Manifest) -> int:
         """Blocks that fit, by a trial with hardly any and the largest graphs."""
