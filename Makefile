@@ -15,7 +15,7 @@ test: venv
 check: venv
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	MYPYPATH=deploy/package $(BIN)/mypy -p lockstep
+	$(BIN)/mypy
 
 golden: venv
 	$(BIN)/python tests/golden.py --report docs/golden.md

@@ -8,11 +8,12 @@ import argparse
 import json
 import os
 import signal
+import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 import msgspec
 
@@ -21,7 +22,7 @@ from lockstep.launcher import flags
 from lockstep.launcher.config import LaunchConfig, build_config
 from lockstep.launcher.errors import ConfigError, LaunchError
 from lockstep.launcher.front_end import StartEngine, start_default_engine
-from lockstep.launcher.generate import GenerateOptions, check_options, generate, summarize
+from lockstep.launcher.generate import STDIN, GenerateOptions, check_options, generate, summarize
 from lockstep.launcher.progress import stages
 from lockstep.launcher.resolve import Resolved, resolve
 from lockstep.launcher.strict import convert
@@ -68,7 +69,7 @@ def parse(argv: Sequence[str]) -> Command:
     file = Path(namespace.config) if namespace.config else None
     options = GenerateOptions(
         prompts=tuple(namespace.prompts),
-        prompts_file=namespace.prompts_file,
+        prompts_file=_prompts_file(namespace),
         prompts_format=namespace.prompts_format,
         output=namespace.output,
         raw=namespace.raw,
@@ -136,7 +137,9 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="prompts to answer")
     parser.add_argument("--config", metavar="FILE", help="TOML file of engine settings")
     parser.add_argument(
-        "--prompts-file", metavar="FILE", help="a prompt a line, or JSONL; '-' is standard input"
+        "--prompts-file",
+        metavar="FILE",
+        help="a prompt a line, or JSONL; '-' or nothing at all: standard input",
     )
     parser.add_argument("--prompts-format", choices=("auto", "text", "jsonl"), default="auto")
     parser.add_argument("--output", metavar="FILE.jsonl", help="write answers there, in order")
@@ -151,6 +154,23 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     sampling.add_argument(
         "--logit-bias", metavar="JSON", default=argparse.SUPPRESS, help='such as {"42": -5.0}'
     )
+
+
+def _prompts_file(namespace: argparse.Namespace) -> str | None:
+    """The one that was named; without any prompt, what is piped in."""
+    name: str | None = namespace.prompts_file
+    if name is None and not namespace.prompts and _is_piped(sys.stdin):
+        return STDIN
+    return name
+
+
+def _is_piped(stream: TextIO) -> bool:
+    """True for a pipe or a file, False for a terminal, /dev/null, or no stream at all."""
+    try:
+        mode = os.fstat(stream.fileno()).st_mode
+    except (OSError, ValueError, AttributeError):
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
 
 
 def _sampling(namespace: argparse.Namespace) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def check_options(options: GenerateOptions) -> None:
         ConfigError: a limit below 1, no prompts, no such file, no folder for the output.
     """
     if not options.prompts and options.prompts_file is None:
-        raise ConfigError("no prompts: give some as arguments, or --prompts-file FILE ('-': stdin)")
+        raise ConfigError("no prompts: give some as arguments, in a --prompts-file, or piped in")
     if options.max_concurrency is not None and options.max_concurrency < 1:
         raise ConfigError(f"max_concurrency must be at least 1, got {options.max_concurrency}")
     if options.prompts and options.prompts_file is not None:

@@ -247,6 +247,18 @@ def test_a_reader_that_leaves_ends_the_run_quietly(model: str) -> None:
     assert "BrokenPipe" not in errors
 
 
+def test_what_is_piped_in_is_read(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b"one\ntwo\n")
+    os.close(writer)
+    with os.fdopen(reader) as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        run(model, "--raw")
+    assert capsys.readouterr().out == "> one\none\n\n> two\ntwo\n\n"
+
+
 def test_a_pipe_can_be_the_prompts_file(model: str, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

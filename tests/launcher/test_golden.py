@@ -28,10 +28,7 @@ def test_every_launcher_gives_the_golden_tokens(case: Case) -> None:
     assert (verdict.preemptions > 0) == crowded
 
 
-@pytest.mark.parametrize(
-    ("prefix_cache", "num_blocks", "eager"), [(True, 9, False), (False, 129, True)]
-)
-def test_one_rank_in_this_process(prefix_cache: bool, num_blocks: int, eager: bool) -> None:
+def test_one_rank_in_this_process() -> None:
     items = golden.golden_items()
     sampling = SamplingParams(temperature=0, max_tokens=64)
     with LLM(
@@ -41,9 +38,7 @@ def test_one_rank_in_this_process(prefix_cache: bool, num_blocks: int, eager: bo
         max_num_seqs=4,
         max_num_batched_tokens=48,
         max_model_len=128,
-        enable_prefix_caching=prefix_cache,
-        num_gpu_blocks_override=num_blocks,
-        enforce_eager=eager,
+        num_gpu_blocks_override=9,
     ) as llm:
         prompts = [item["prompt_ids"] for item in [items[2], *items]]
         outputs: list[Any] = llm.generate(prompts, sampling)
@@ -51,4 +46,4 @@ def test_one_rank_in_this_process(prefix_cache: bool, num_blocks: int, eager: bo
     assert [output.token_ids for output in outputs] == [
         item["output_ids"] for item in [items[2], *items]
     ]
-    assert (preemptions > 0) == (num_blocks == 9)
+    assert preemptions > 0
