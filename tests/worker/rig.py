@@ -22,6 +22,7 @@ from lockstep.parallel.topology import Topology
 from lockstep.worker.attention.base import AttentionSizes, create_backend
 from lockstep.worker.config import ModelConfig
 from lockstep.worker.forward import AttentionMetadata, ForwardInputs
+from lockstep.worker.graphs.backend import GraphBackend
 from lockstep.worker.graphs.dispatch import BatchDescriptor
 from lockstep.worker.graphs.host import HostBackend
 from lockstep.worker.graphs.manifest import Manifest, ManifestEntry
@@ -118,6 +119,7 @@ def make_rig(
     num_blocks: int = 40,
     run_ahead: int = 2,
     dp: Communicator | None = None,
+    backend: GraphBackend | None = None,
 ) -> Rig:
     model, dp = model or tiny_model(), dp or Communicator.single()
     config, device = model.config, model.model.norm.weight.device
@@ -144,7 +146,8 @@ def make_rig(
     )
     inputs = StepInputs(state, BLOCK_SIZE, MAX_MODEL_LEN)
     step = Step(model, kv, state, Sampler(sampling, Communicator.single()), dp)
-    graphs = StepGraphs(GraphRunner(HostBackend(), Topology.single()), step, inputs, sampling)
+    graph_runner = GraphRunner(backend or HostBackend(), Topology.single())
+    graphs = StepGraphs(graph_runner, step, inputs, sampling)
     parts = RunnerParts(
         spec=RankSpec(global_rank=0, world_size=1, dp_rank=0, tp_rank=0),
         state=state,
