@@ -11,9 +11,6 @@ import torch
 import triton
 import triton.language as tl
 
-# Off until a GPU has shown that it pays: see "layers" of tests/gpu_kernel_report.py.
-ENABLED = False
-
 
 @triton.jit
 def follow(CHAINED: tl.constexpr):
@@ -39,12 +36,12 @@ def prefetch_rows(
         )  # fmt: skip
 
 
-def chained() -> dict[str, bool]:
-    """Launch options of a kernel that calls ``follow``."""
-    on = ENABLED and _has_dependent_launch()
+def chained(*, pays: bool = True) -> dict[str, bool]:
+    """Launch options of a kernel that calls ``follow``; not chained where it does not pay."""
+    on = pays and has_dependent_launch()
     return {"CHAINED": on, "launch_pdl": on}
 
 
 @functools.cache
-def _has_dependent_launch() -> bool:
+def has_dependent_launch() -> bool:
     return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)

@@ -20,6 +20,9 @@ from lockstep.worker.kernels.chain import chained, follow, prefetch_rows
 MAX_ROWS = 16
 ENOUGH_PROGRAMS = 256
 _PART_FLOATS = 1 << 20
+# Larger weights keep the device busy from kernel to kernel: with several rows cuBLAS is then
+# ahead, and an early start only takes bandwidth from the kernel that runs.
+SMALL_WEIGHT = 1 << 23
 
 
 @triton.jit
@@ -140,17 +143,19 @@ class Tiles:
     num_stages: int = 3
 
 
-def one_row_tiles(out_size: int, in_size: int) -> Tiles:
-    """Sixteen kilobytes of weights in flight a program, and programs enough for the device."""
-    tile_n = 4 if out_size <= 2048 else 8
-    return Tiles(tile_n, min(8192 // tile_n, triton.next_power_of_2(in_size)))
+def one_row_tiles(in_size: int, *, gated: bool) -> Tiles:
+    """Sixteen kilobytes of weights in flight a program; the best of "tune" on an H200."""
+    width = triton.next_power_of_2(in_size)
+    return Tiles(2, min(4096, width)) if gated else Tiles(4, min(2048, width), num_warps=8)
 
 
 def few_rows_tiles(out_size: int, in_size: int) -> Tiles:
-    """Two tiles of 32 KB in flight a program, and splits enough for the device."""
+    """Two tiles of 32 KB in flight a program, and splits where the tiles leave the device idle."""
     tile_n, tile_k = 32, 256
-    splits = min(ENOUGH_PROGRAMS // triton.cdiv(out_size, tile_n), triton.cdiv(in_size, tile_k))
-    return Tiles(tile_n, tile_k, max(1, splits), num_stages=4)
+    num_tiles = triton.cdiv(out_size, tile_n)
+    splits = min(ENOUGH_PROGRAMS // num_tiles, triton.cdiv(in_size, tile_k))
+    # Adding parts up costs more than a device that is three quarters full.
+    return Tiles(tile_n, tile_k, max(1, splits) if num_tiles < 96 else 1, num_stages=4)
 
 
 def _ahead(size: int) -> int:
@@ -172,7 +177,7 @@ class FewRowsLinear:
     def serves(self, x: Tensor, weight: Tensor) -> bool:
         """x [rows, in_size] and weight [out_size, in_size], both of one half type."""
         return (
-            0 < x.shape[0] <= MAX_ROWS
+            0 < x.shape[0] <= (MAX_ROWS if weight.numel() <= SMALL_WEIGHT else 1)
             and x.dtype == weight.dtype
             and x.element_size() == 2
             and x.shape[1] % 8 == 0
@@ -205,12 +210,13 @@ class FewRowsLinear:
         num_rows, in_size = x.shape
         out = torch.empty((num_rows, out_size), dtype=x.dtype, device=x.device)
         shape = {"OUT": out_size, "SIZE": in_size, "GATED": gated, "HAS_BIAS": bias is not None}
+        shape |= chained(pays=weight.numel() <= SMALL_WEIGHT)
         if num_rows == 1:
-            tiles = tiles or one_row_tiles(out_size, in_size)
+            tiles = tiles or one_row_tiles(in_size, gated=gated)
             _one_row_kernel[(triton.cdiv(out_size, tiles.tile_n),)](
                 out, x, weight, weight if bias is None else bias, **shape,
                 TILE_N=tiles.tile_n, TILE_K=tiles.tile_k, AHEAD=_ahead(in_size),
-                num_warps=tiles.num_warps, **chained(),
+                num_warps=tiles.num_warps,
             )  # fmt: skip
             return out
         tiles = tiles or few_rows_tiles(out_size, in_size)
@@ -222,7 +228,7 @@ class FewRowsLinear:
             out, x, weight, weight if bias is None else bias, self._parts, self._arrivals,
             num_rows, **shape, X_ROW=x.stride(0), SPLITS=splits, SPLIT_SIZE=split_size,
             TILE_M=MAX_ROWS, TILE_N=tiles.tile_n, TILE_K=tiles.tile_k, AHEAD=_ahead(split_size),
-            num_warps=tiles.num_warps, num_stages=tiles.num_stages, **chained(),
+            num_warps=tiles.num_warps, num_stages=tiles.num_stages,
         )  # fmt: skip
         return out
 
