@@ -10,7 +10,7 @@ from inline import Served, make_scheduler
 from ranks import Rank, join
 
 from lockstep.comm.codec import decode_result, encode
-from lockstep.comm.messages import AddRequest, StepPlan
+from lockstep.comm.messages import AddRequest, StepPlan, StepResult
 from lockstep.parallel.topology import Topology
 from lockstep.worker.config import WorkerConfig
 from lockstep.worker.loop import Worker
@@ -46,8 +46,17 @@ def run_together(
             pending.extend(worker.launch(plan))
         elif pending:
             own = encode(pending.popleft().result())
-            for data in topology.world.all_gather_object(own):
-                served.take(scheduler.commit(decode_result(data)))
+            results = [decode_result(data) for data in topology.world.all_gather_object(own)]
+            assert_alike(results, topology.config.tp_size)
+            for result in results:
+                served.take(scheduler.commit(result))
         else:
             served.take(scheduler.take_deltas())
             return served.tokens, plans
+
+
+def assert_alike(results: list[StepResult], tp_size: int) -> None:
+    """All ranks of a replica sampled the same."""
+    for first in range(0, len(results), tp_size):
+        replica = results[first : first + tp_size]
+        assert len({(result.counts, result.token_ids) for result in replica}) == 1, replica

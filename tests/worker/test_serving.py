@@ -2,6 +2,7 @@
 
 import random
 
+import msgspec
 import pytest
 from inline import (
     SPEC,
@@ -17,6 +18,7 @@ from inline import (
 from rig import decode_alone
 
 from lockstep.comm.messages import AddRequest
+from lockstep.worker.graphs.mode import RunMode
 from lockstep.worker.loop import Worker
 
 PROMPTS = {
@@ -71,6 +73,19 @@ def test_every_way_of_serving_gives_the_tokens_of_each_request_alone(
     assert (preempted > 0) == ("few blocks" in way)
     ran = {mode.name for mode, number in worker.metrics.num_steps.items() if number}
     assert ran == ({"EAGER", "FULL"} if "graphs" in way else {"EAGER"})
+
+
+@pytest.mark.parametrize(
+    ("sizes", "replays"), [((1,), False), ((7,), False), ((4, 64), True), ((6, 2, 2, 4), True)]
+)
+def test_any_list_of_sizes_that_is_accepted_serves(
+    sizes: tuple[int, ...], replays: bool, expected: dict[str, list[int]]
+) -> None:
+    config = worker_config(graph_mode="FULL")
+    graph = msgspec.structs.replace(config.graph, capture_sizes=sizes)
+    served, _, worker = serve(msgspec.structs.replace(config, graph=graph), requests())
+    assert served.tokens == expected
+    assert (worker.metrics.num_steps[RunMode.FULL] > 0) == replays
 
 
 def test_stop_ids_end_requests_with_run_ahead_as_without(expected: dict[str, list[int]]) -> None:

@@ -1,17 +1,18 @@
 """Serving over real gloo ranks: tensor parallel, and replicas in lockstep with an idle one."""
 
+import random
 import time
 
 import msgspec
 import pytest
-from inline import dummy_model, request, worker_config
-from lockstep_ranks import serve_on_ranks
+from inline import dummy_model, make_scheduler, request, worker_config
+from lockstep_ranks import run_together, serve_on_ranks
 from ranks import Rank, rank_outcomes, run_ranks
 from ranks import join as join_ranks
 from rig import chunk, decode_alone, eager, join
 
 from lockstep.comm.codec import decode_plan, decode_result, encode
-from lockstep.comm.errors import CommError, RankMismatch
+from lockstep.comm.errors import CommError, PeerLost, RankMismatch
 from lockstep.comm.messages import (
     AddRequest,
     ReplicaPlan,
@@ -21,6 +22,7 @@ from lockstep.comm.messages import (
     WorkerFailed,
 )
 from lockstep.parallel.config import ParallelConfig
+from lockstep.worker import start_up
 from lockstep.worker.config import WorkerConfig
 from lockstep.worker.graphs.mode import RunMode
 from lockstep.worker.loop import Worker
@@ -72,6 +74,39 @@ def test_replicas_in_lockstep_take_every_step_together(expected, keys: str) -> N
     assert run_modes(outcomes[0][1]) == {RunMode.EAGER, RunMode.FULL}
 
 
+def operations_by_step(rank: Rank, config_bytes: bytes) -> tuple[list[list[str]], list[StepPlan]]:
+    """What this rank communicated in each step, while replicas run dry at different times."""
+    config = msgspec.msgpack.decode(config_bytes, type=WorkerConfig)
+    topology = join_ranks(rank, **msgspec.structs.asdict(config.parallel))
+    worker = Worker(config, topology.spec, topology)
+    scheduler = make_scheduler(config, worker.start().num_blocks)
+    launch, rng, steps, plans = worker.launch, random.Random(3), [], []
+
+    def noted(plan: StepPlan):
+        with topology.ledger.recorded() as entries:
+            launched = list(launch(plan))
+        steps.append([str(entry) for entry in entries])
+        return launched
+
+    worker.launch = noted
+    for turn in range(6):
+        for index in range(rng.randrange(1, 4)):
+            prompt = [rng.randrange(97) for _ in range(rng.randrange(1, 9))]
+            scheduler.add(request(f"{turn}/{index}", prompt, max_tokens=rng.randrange(1, 9)))
+        plans += run_together(worker, scheduler, topology)[1]
+    return steps, plans
+
+
+def test_an_idle_replica_communicates_in_every_step_as_a_busy_one_does() -> None:
+    parallel = ParallelConfig(dp_size=2, dp_lockstep="always", timeout_s=20)
+    config = msgspec.msgpack.encode(worker_config(parallel=parallel, graph_mode="FULL"))
+    (one, plans), (other, _) = run_ranks(operations_by_step, 2, config, gloo=False)
+    assert one == other and all(one) and len(one) == len(plans)
+    for replica in (0, 1):
+        idle = {p.agreement.run_mode for p in plans if not p.replicas[replica].num_lanes}
+        assert idle == {RunMode.EAGER, RunMode.FULL}, "an idle replica in both modes"
+
+
 def run_but_skip(rank: Rank, config_bytes: bytes) -> None:
     """Rank 1 leaves out the second step, as no worker should."""
     config = msgspec.msgpack.decode(config_bytes, type=WorkerConfig)
@@ -118,6 +153,28 @@ def test_ranks_that_would_communicate_differently_are_told_apart_before_they_han
     for outcome in outcomes:
         assert isinstance(outcome.error, RankMismatch)
         assert "warm-up step 0" in str(outcome.error) and "rank 1" in str(outcome.error)
+
+
+def start_without_a_tensor(rank: Rank, config_bytes: bytes) -> None:
+    config = msgspec.msgpack.decode(config_bytes, type=WorkerConfig)
+    topology = join_ranks(rank, **msgspec.structs.asdict(config.parallel))
+
+    def load(*args):
+        raise ValueError("tensor 'model.norm.weight' is missing from here")
+
+    if rank.rank == 1:
+        start_up.load_weights = load
+    Worker(config, topology.spec, topology).start()
+
+
+def test_a_rank_that_cannot_load_is_the_cause_that_all_tell() -> None:
+    config = msgspec.msgpack.encode(worker_config(parallel=ParallelConfig(tp_size=2)))
+    began = time.monotonic()
+    other, failed = rank_outcomes(start_without_a_tensor, 2, config, gloo=False)
+    assert time.monotonic() - began < 15
+    assert isinstance(failed.error, ValueError) and "load_weights" in failed.traceback
+    assert isinstance(other.error, PeerLost) and other.error.global_rank == 1
+    assert "tensor 'model.norm.weight' is missing" in str(other.error)
 
 
 class Plans:
