@@ -3,14 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from lockstep.comm.messages import (
-    AddRequest,
-    ReplicaPlan,
-    StepAgreement,
-    StepPlan,
-    StepResult,
-    TokenDelta,
-)
+from lockstep.comm.messages import AddRequest, StepPlan, StepResult, TokenDelta
 from lockstep.parallel.agreement import propose
 from lockstep.parallel.config import ParallelConfig
 from lockstep.worker.config import CacheConfig, GraphConfig, ModelConfig, ScheduleConfig
@@ -24,6 +17,7 @@ from lockstep.worker.schedule.replica import Due, Replica
 from lockstep.worker.schedule.results import read_result
 from lockstep.worker.schedule.seeds import draw_seed
 from lockstep.worker.schedule.stats import ReplicaStats, SchedulerStats
+from lockstep.worker.schedule.step_counts import StepCounts
 
 
 class Scheduler:
@@ -59,7 +53,9 @@ class Scheduler:
         self.parallel = parallel
         self._schedule = schedule
         self._query_len = query_len
-        self._dispatch = create_dispatcher(graph, schedule, query_len).dispatch
+        dispatcher = create_dispatcher(graph, schedule, query_len)
+        self._dispatch = dispatcher.dispatch
+        self._steps = StepCounts(dispatcher)
         self._limits = Limits(
             model.vocab_size, schedule.max_model_len, cache.block_size, min(blocks) - 1
         )
@@ -79,7 +75,6 @@ class Scheduler:
         self._deltas: list[TokenDelta] = []
         self._counts: Counter[str] = Counter()
         self._finished: Counter[str] = Counter()
-        self._steps: Counter[int] = Counter()
 
     def _form_groups(self, size: int) -> list[LockstepGroup]:
         return [
@@ -160,7 +155,7 @@ class Scheduler:
             propose(plan, max_mode=RunMode.FULL, query_len=self._query_len) for plan in plans
         ]
         agreement = ours.agree(proposals, self._dispatch, query_len=self._query_len)
-        self._count_step(agreement, plans)
+        self._steps.count(agreement, proposals)
         step_id = ours.launch(agreement, [lanes for _, lanes in built])
         return StepPlan(self.epoch, step_id, agreement, plans)
 
@@ -212,16 +207,20 @@ class Scheduler:
         return in_flight[0] if in_flight else None
 
     def stats(self) -> SchedulerStats:
-        # Another thread may ask, so the counters are copied before they are looped over.
-        steps = dict(self._steps)
+        uses = self._steps.graph_uses()
+        steps: Counter[str] = Counter()
+        for use in uses:
+            steps[use.run_mode] += use.num_steps
         return SchedulerStats(
             replicas=[_replica_stats(replica) for replica in self._replicas],
-            steps_by_run_mode={RunMode(mode).name: count for mode, count in steps.items()},
-            num_tokens=self._counts["tokens"],
-            num_padding_tokens=self._counts["padding_tokens"],
+            steps_by_run_mode=dict(steps),
+            num_tokens=sum(use.num_tokens for use in uses),
+            num_padding_tokens=sum(use.num_padding_tokens for use in uses),
             num_finished=dict(self._finished),
             num_dropped_results=self._counts["dropped_results"],
             num_unknown_aborts=self._counts["unknown_aborts"],
+            graph_uses=uses,
+            batch_sizes=self._steps.batch_sizes(),
         )
 
     def check_conserved(self) -> None:
@@ -234,18 +233,6 @@ class Scheduler:
         self._finished[reason] += 1
         self._balancer.credit(request)
         self._replicas[request.replica].finish(request, reason)
-
-    def _count_step(self, agreement: StepAgreement, plans: list[ReplicaPlan]) -> None:
-        real = sum(
-            count
-            for count, plan in zip(agreement.num_tokens_across_dp, plans, strict=True)
-            if plan.num_lanes
-        )
-        padded = agreement.num_tokens_padded
-        total = sum(agreement.num_tokens_across_dp) if padded is None else padded * len(plans)
-        self._steps[agreement.run_mode] += 1
-        self._counts["tokens"] += real
-        self._counts["padding_tokens"] += total - real
 
 
 def _replica_stats(replica: Replica) -> ReplicaStats:

@@ -17,10 +17,27 @@ class ReplicaStats(msgspec.Struct, frozen=True):
     num_looked_up_tokens: int
 
 
+class GraphUse(msgspec.Struct, frozen=True, kw_only=True):
+    """Steps of a lockstep group that replayed one graph, or ran eagerly for one reason.
+
+    ``num_tokens`` are real, ``num_padding_tokens`` were computed beside them, over all replicas.
+    ``uniform_query_len`` is 0 for mixed batches; ``num_tokens_padded`` is None in EAGER.
+    """
+
+    run_mode: str
+    num_tokens_padded: int | None
+    uniform_query_len: int
+    num_steps: int
+    num_tokens: int
+    num_padding_tokens: int
+    reason: str = ""
+
+
 class SchedulerStats(msgspec.Struct, frozen=True):
     """Everything since the start; ``steps_by_run_mode`` is keyed by the mode's name.
 
     ``num_tokens`` were scheduled, ``num_padding_tokens`` were computed beside them.
+    ``batch_sizes`` counts a replica's steps by the real tokens of its batch.
     """
 
     replicas: list[ReplicaStats]
@@ -30,3 +47,5 @@ class SchedulerStats(msgspec.Struct, frozen=True):
     num_finished: dict[str, int]
     num_dropped_results: int
     num_unknown_aborts: int
+    graph_uses: list[GraphUse] = []
+    batch_sizes: dict[int, int] = {}
