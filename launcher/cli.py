@@ -22,7 +22,14 @@ from lockstep.launcher import flags
 from lockstep.launcher.config import LaunchConfig, build_config
 from lockstep.launcher.errors import ConfigError, LaunchError
 from lockstep.launcher.front_end import StartEngine, start_default_engine
-from lockstep.launcher.generate import STDIN, GenerateOptions, check_options, generate, summarize
+from lockstep.launcher.generate import (
+    STDIN,
+    GenerateOptions,
+    check_options,
+    generate,
+    report_graphs,
+    summarize,
+)
 from lockstep.launcher.progress import stages
 from lockstep.launcher.resolve import Resolved, resolve
 from lockstep.launcher.strict import convert
@@ -74,6 +81,8 @@ def parse(argv: Sequence[str]) -> Command:
         output=namespace.output,
         raw=namespace.raw,
         max_concurrency=namespace.max_concurrency,
+        graph_stats=namespace.graph_stats,
+        batch_histogram=namespace.batch_histogram,
         sampling=_sampling(namespace),
     )
     check_options(options)
@@ -94,6 +103,7 @@ def run(command: Command, start_engine: StartEngine, *, resolved: Resolved | Non
     try:
         totals = generate(command.options, resolved, engine)
         sys.stderr.write(summarize(resolved, engine, totals))
+        report_graphs(command.options, engine)
     finally:
         engine.shutdown()
     return 1 if totals.failed else 0
@@ -146,6 +156,12 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--raw", action="store_true", help="leave the chat template out")
     parser.add_argument(
         "--max-concurrency", type=int, metavar="N", help="requests in flight at once"
+    )
+    parser.add_argument(
+        "--graph-stats", action="store_true", help="a table of the graphs replayed, at the end"
+    )
+    parser.add_argument(
+        "--batch-histogram", metavar="FILE", help="write {num_tokens: steps} there, for plan"
     )
     engine = parser.add_argument_group("engine")
     flags.add_flags(engine, LaunchConfig)

@@ -1,6 +1,5 @@
 """``lockstep generate``: prompts in, answers out, a summary at the end."""
 
-import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -13,7 +12,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from lockstep.launcher.engine import EngineClient
 from lockstep.launcher.errors import ConfigError
+from lockstep.launcher.files import check_writable
 from lockstep.launcher.front_end import create_preparer, create_session, open_tokenizer
+from lockstep.launcher.graph_stats import print_graph_stats, write_batch_histogram
 from lockstep.launcher.inputs import BadInput, Format, PromptInput, read_lines
 from lockstep.launcher.outputs import RequestOutput
 from lockstep.launcher.prepare import Preparer
@@ -33,6 +34,8 @@ class GenerateOptions(msgspec.Struct, frozen=True, kw_only=True):
     output: str | None = None
     raw: bool = False
     max_concurrency: int | None = None
+    graph_stats: bool = False
+    batch_histogram: str | None = None
     sampling: dict[str, Any] = {}
 
 
@@ -71,6 +74,8 @@ def check_options(options: GenerateOptions) -> None:
         raise ConfigError(f"--prompts-file {source}: it is a folder")
     if options.output is not None:
         _check_output(Path(options.output), source)
+    if options.batch_histogram is not None:
+        check_writable("--batch-histogram", Path(options.batch_histogram))
 
 
 def _source(options: GenerateOptions) -> Path | None:
@@ -80,11 +85,7 @@ def _source(options: GenerateOptions) -> Path | None:
 
 
 def _check_output(path: Path, source: Path | None) -> None:
-    folder = path.absolute().parent
-    if not folder.is_dir():
-        raise ConfigError(f"--output {path}: its folder does not exist")
-    if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
-        raise ConfigError(f"--output {path}: it cannot be written")
+    check_writable("--output", path)
     if source is not None and path.exists() and path.samefile(source):
         raise ConfigError(f"--output {path}: prompts are read from it")
 
@@ -201,3 +202,11 @@ def summarize(resolved: Resolved, engine: EngineClient, totals: Totals) -> str:
         f"{totals.new_tokens} new tokens in {seconds:.1f} s: "
         f"{totals.new_tokens / seconds:.1f} tokens/s{preempted}\n"
     )
+
+
+def report_graphs(options: GenerateOptions, engine: EngineClient) -> None:
+    """What was asked to be told of the steps: a table on standard error, a file."""
+    if options.graph_stats:
+        print_graph_stats(engine.stats())
+    if options.batch_histogram is not None:
+        write_batch_histogram(Path(options.batch_histogram), engine.stats())

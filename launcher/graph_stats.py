@@ -1,4 +1,4 @@
-"""What ran as a graph and what did not, after a run: a table, and the histogram of batches."""
+"""What ran as a graph and what did not: a table and a file, after a run."""
 
 from pathlib import Path
 
@@ -6,7 +6,47 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from lockstep.launcher.text_table import aligned
 from lockstep.worker.schedule.stats import GraphUse, SchedulerStats
 
-EAGER = "EAGER"
+
+def print_graph_stats(stats: SchedulerStats) -> None:
+    """A row for each graph that was replayed and for each reason to run eagerly, on stderr."""
+    console = Console(stderr=True, highlight=False)
+    console.print(graph_table(stats.graph_uses))
+    steps = sum(use.num_steps for use in stats.graph_uses)
+    replayed = sum(use.num_steps for use in stats.graph_uses if not use.reason)
+    console.print(f"{replayed} of {steps} steps replayed graphs ({_percent(replayed, steps)} %)")
+
+
+def graph_table(uses: list[GraphUse]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("run mode")
+    for name in ("size", "query_len", "steps", "tokens", "padding", "%"):
+        table.add_column(name, justify="right")
+    table.add_column("why eager")
+    for use in uses:
+        table.add_row(*_cells(use))
+    return table
+
+
+def write_batch_histogram(path: Path, stats: SchedulerStats) -> None:
+    """``{num_tokens: steps}`` as JSON: what ``lockstep plan --histogram`` reads."""
+    data = msgspec.json.encode(stats.batch_sizes)
+    path.write_bytes(msgspec.json.format(data) + b"\n")
+
+
+def _cells(use: GraphUse) -> list[str]:
+    computed = use.num_tokens + use.num_padding_tokens
+    numbers = (use.num_steps, use.num_tokens, use.num_padding_tokens)
+    return [
+        use.run_mode,
+        "own" if use.num_tokens_padded is None else str(use.num_tokens_padded),
+        str(use.uniform_query_len or "mixed"),
+        *map(str, numbers),
+        _percent(use.num_padding_tokens, computed),
+        use.reason,
+    ]
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / max(1, whole):.2f}"
