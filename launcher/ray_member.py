@@ -1,6 +1,5 @@
 """An actor as the supervisor sees it: its long calls, its heartbeats, its end."""
 
-import re
 import time
 from contextlib import suppress
 from typing import Any
@@ -87,9 +86,9 @@ def describe(error: Exception) -> Failure:
 
 
 def _reason(text: str) -> str:
-    """Ray's report in one line, without the list of causes that it considers common."""
-    lines = [line.strip() for line in text.splitlines()]
-    told = " ".join(line for line in lines if line and not re.match(r"\w+: ", line))
+    """Ray's report in one line, without the actor's properties and the list of common causes."""
+    lines = [line.strip() for line in text.splitlines() if not line.startswith("\t")]
+    told = " ".join(line for line in lines if line)
     told = told.partition(" Some common causes")[0]
     # How the process ended, where Ray knows it, says all that stands before it.
     return told[max(told.find("Worker exit type"), 0) :]

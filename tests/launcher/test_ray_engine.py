@@ -17,7 +17,6 @@ from lockstep.comm.sampling import SamplingParams
 from lockstep.launcher.cluster import start_ray_engine
 from lockstep.launcher.errors import EngineDead, PlacementError, StartError
 from lockstep.launcher.guard import marked
-from lockstep.launcher.ray_environment import set_ray_defaults
 
 pytestmark = pytest.mark.ray
 
@@ -33,7 +32,6 @@ def shared_ray():
     package = Path(fakes.__file__).parents[2] / "deploy" / "package"
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(package), str(Path(fakes.__file__).parent)])
-    set_ray_defaults(os.environ)
     import ray
 
     ray.init(

@@ -1,0 +1,117 @@
+"""Small parts of a start: what an actor's error says, ends of requests, waiting for room, links."""
+
+import pytest
+from launch_cases import resolved_config
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
+
+from lockstep.comm.errors import PeerLost
+from lockstep.comm.messages import AddRequest, TokenDelta
+from lockstep.comm.sampling import SamplingParams
+from lockstep.launcher import reserve
+from lockstep.launcher.errors import PlacementError
+from lockstep.launcher.front_link import Attach, Begin, Leave, Stage, decode_link, encode_link
+from lockstep.launcher.in_flight import InFlight
+from lockstep.launcher.ray_member import describe
+from lockstep.launcher.reserve import Reservation
+from lockstep.launcher.rings import SchedulerRings
+from lockstep.launcher.supervise import Sign
+from lockstep.parallel.config import ParallelConfig
+
+DIED = """The actor died unexpectedly before finishing this task.
+\tclass_name: WorkerActor
+\tpid: 1015
+The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit
+ detail: Worker unexpectedly exits. Some common causes include: (1) the process was killed."""
+
+
+def died(message):
+    error = ActorDiedError()
+    error.error_msg = message
+    return error
+
+
+def task_error(cause):
+    return RayTaskError("start", "traceback", cause).as_instanceof_cause()
+
+
+@pytest.mark.parametrize(
+    ("error", "sign", "text"),
+    [
+        (
+            died(DIED),
+            Sign.DIED,
+            "died: Worker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly exits.",
+        ),
+        (ActorUnavailableError("gone for now", None), Sign.DIED, "cannot be reached: "),
+        (task_error(ValueError("x is missing")), Sign.RAISED, "failed: ValueError: x is missing"),
+        (
+            task_error(PeerLost(1, "its process is gone")),
+            Sign.SAW_ANOTHER_FAIL,
+            "failed: PeerLost: rank 1 is lost: its process is gone",
+        ),
+    ],
+)
+def test_what_the_error_of_an_actor_says(error, sign, text):
+    failure = describe(error)
+    assert failure.sign is sign
+    assert failure.text.startswith(text)
+
+
+def test_every_request_ends_once_though_the_engine_dies():
+    in_flight = InFlight()
+    for req_id in ("a", "b", "c"):
+        in_flight.add(AddRequest(req_id, b"", SamplingParams()))
+    ended = [TokenDelta("a"), TokenDelta("b", finish_reason="stop")]
+    assert in_flight.seen(ended) == ended and in_flight.num_errors == 0
+    lost = in_flight.end("rank 1 died")
+    assert [(each.req_id, each.error) for each in lost] == [
+        ("a", "rank 1 died"), ("c", "rank 1 died"),
+    ]  # fmt: skip
+    assert in_flight.num_errors == 2
+    in_flight.add(AddRequest("d", b"", SamplingParams()))
+    assert in_flight.end("rank 1 died") == [], "what comes after hears of it by an exception"
+
+
+class SlowGroup:
+    """A placement group that finds room at the third look."""
+
+    def __init__(self, looks):
+        self.looks = looks
+
+    def wait(self, timeout_seconds):
+        self.looks -= 1
+        return self.looks <= 0
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    """A cluster of one host with two GPUs, whose groups take ``looks`` looks."""
+    nodes = [{"Alive": True, "Resources": {"GPU": 2.0}}, {"Alive": False, "Resources": {"GPU": 8}}]
+    monkeypatch.setattr(reserve, "placement_group", lambda bundles, **_: SlowGroup(3))
+    monkeypatch.setattr(reserve.ray, "nodes", lambda: nodes)
+    return nodes
+
+
+def test_hosts_that_join_while_it_waits_are_taken(cluster):
+    four = Reservation(ParallelConfig(tp_size=4), owner="o", device="cuda")
+    four.wait(5.0, fixed_size=False)
+
+
+def test_what_no_host_can_hold_is_not_waited_for(cluster, monkeypatch):
+    monkeypatch.setattr(Reservation, "_diagnosis", lambda self, timeout_s: "need more")
+    Reservation(ParallelConfig(tp_size=2), owner="o", device="cuda").wait(5.0, fixed_size=True)
+    for parallel in (ParallelConfig(tp_size=4), ParallelConfig(tp_size=2, dp_size=2)):
+        with pytest.raises(PlacementError, match="need more"):
+            Reservation(parallel, owner="o", device="cuda").wait(5.0, fixed_size=True)
+
+
+def test_links_carry_whole_configurations_as_text():
+    config = resolved_config(tp=2).worker
+    rings = SchedulerRings(config)
+    try:
+        for message in (
+            Begin(config, "cpu"), Leave(), Stage("load", 1, 2), Attach(rings.addresses()),
+        ):  # fmt: skip
+            assert decode_link(encode_link(message)) == message
+    finally:
+        rings.close()
