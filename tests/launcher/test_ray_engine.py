@@ -177,12 +177,12 @@ def test_a_rank_killed_while_loading_is_named(tmp_path, shared_ray):
 def test_a_rank_killed_while_decoding_is_named_with_its_last_step():
     with engine_of() as engine:
         engine.add(request("a", 1, max_tokens=10**6))
-        engine.poll(2.0)
-        time.sleep(0.5)
+        while engine._supervisor._members[1].last_step is None:
+            assert engine.poll(5.0)
         mark, began = mark_of(pids(engine)[1]), time.monotonic()
         os.kill(pids(engine)[1], signal.SIGKILL)
         last = collect(engine)[-1]
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 5
         assert (last.req_id, last.finish_reason) == ("a", "error")
         with pytest.raises(EngineDead, match=r"rank 1 .* last step \d+, died"):
             engine.poll(5.0)
@@ -198,7 +198,7 @@ def test_a_rank_killed_while_idle_is_noticed():
         with pytest.raises(EngineDead, match=r"rank 0 .* died"):
             while time.monotonic() - began < 10:
                 engine.poll(0.5)
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 5
 
 
 def test_a_killed_scheduler_is_named_and_its_requests_end():
