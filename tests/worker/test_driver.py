@@ -244,6 +244,16 @@ def test_idle_driver_rests() -> None:
         assert time.process_time() - before[1] < 0.15
 
 
+def test_an_idle_driver_waits_for_no_result_and_says_nothing(caplog) -> None:
+    caplog.set_level("DEBUG", "lockstep")
+    with running(tp_size=2, step_timeout_s=0.2) as (driver, _, runner):
+        for turn in range(2):
+            time.sleep(0.6)
+            driver.add(make_add(f"r{turn}", [1], 3))
+            assert collect(driver, 1)[-1].finish_reason == "length"
+    assert runner.error is None and caplog.records == []
+
+
 def test_wrong_number_of_rings_is_refused() -> None:
     with pytest.raises(ValueError, match="plan_writers must be one for each of 1"):
         SchedulerDriver(make_scheduler(), [], [])

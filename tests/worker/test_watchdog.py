@@ -1,9 +1,20 @@
 """A hanging step is named in time; one that ends is not."""
 
+import logging
+import os
+import signal
 import time
+from types import SimpleNamespace
 
 import pytest
+from rig import full
 
+from lockstep.comm.codec import decode_result
+from lockstep.comm.messages import ReplicaPlan, StepResult, WorkerFailed
+from lockstep.parallel.config import ParallelConfig
+from lockstep.parallel.rank_spec import RankSpec
+from lockstep.worker.metrics import WorkerMetrics
+from lockstep.worker.serving import Serving
 from lockstep.worker.watchdog import StepWatchdog
 
 
@@ -35,3 +46,53 @@ def test_steps_that_end_in_time_are_not_mentioned() -> None:
             time.sleep(0.03)
             watchdog.end(step_id)
     assert said == []
+
+
+class Rank3:
+    """A worker whose steps are launched and then never done."""
+
+    config = SimpleNamespace(parallel=ParallelConfig(tp_size=4, timeout_s=0.2))
+    spec = RankSpec(global_rank=3, world_size=4, dp_rank=0, tp_rank=3)
+    replica_index = 0
+
+    def __init__(self) -> None:
+        self.metrics = WorkerMetrics()
+
+    def launch(self, plan):
+        yield SimpleNamespace(identity=SimpleNamespace(step_id=plan.step_id))
+
+
+class Sink(list):
+    def write(self, data: bytes, timeout_s: float = 10.0) -> None:
+        self.append(decode_result(data))
+
+
+@pytest.fixture
+def killed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    made: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: made.append((pid, number)))
+    return made
+
+
+def test_the_line_of_a_hanging_step_names_rank_step_mode_and_size(
+    killed: list, caplog: pytest.LogCaptureFixture
+) -> None:
+    results = Sink()
+    with Serving(Rank3(), results) as serving:
+        [_] = serving.launch(full(7, ReplicaPlan(3), 4))
+        assert said_within(5, killed)
+    assert killed == [(os.getpid(), signal.SIGKILL)]
+    [line] = [record.getMessage() for record in caplog.records]
+    assert line.startswith("rank 3: step 7 (FULL, 4 tokens padded to 4) is not done after 0.")
+    [failed] = results
+    assert isinstance(failed, WorkerFailed) and (failed.global_rank, failed.step_id) == (3, 7)
+
+
+def test_an_idle_rank_says_nothing(killed: list, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "lockstep")
+    with Serving(Rank3(), Sink()) as serving:
+        time.sleep(0.7)
+        [_] = serving.launch(full(0, ReplicaPlan(3), 4))
+        serving.publish(StepResult(0, 0, 0, 3, b"", b""))
+        time.sleep(0.7)
+    assert killed == [] and caplog.records == []
