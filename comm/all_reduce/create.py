@@ -1,6 +1,7 @@
 """Build the all-reduces that a table names; fall back where symmetric memory cannot work."""
 
 import logging
+import os
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -11,9 +12,10 @@ from lockstep.comm.all_reduce.choose import AllReduceTable, Choice, parse_table
 from lockstep.comm.all_reduce.gloo_nccl import library_all_reduce
 from lockstep.comm.all_reduce.symmetric import (
     OneShotAllReduce,
+    PeerFault,
     SymmetricBuffer,
     TwoShotAllReduce,
-    peer_reads_work,
+    find_bad_peer,
 )
 from lockstep.comm.errors import CommError
 from lockstep.comm.groups import Group
@@ -24,6 +26,7 @@ _log = logging.getLogger(__name__)
 AUTO_TABLE = "one_shot:65536,two_shot:4194304,nccl"
 SYMMETRIC_BYTES = 4 << 20
 _SYMMETRIC = ("one_shot", "two_shot")
+_WITHOUT_PEERS = "NCCL_P2P_DISABLE"
 
 
 class Host(Protocol):
@@ -84,9 +87,28 @@ def _symmetric_buffer(group: Group, max_bytes: int, host: Host) -> SymmetricBuff
     reason = _agreed(host, reason)
     if buffer is None or reason is not None:
         return reason or "no rendezvous"
-    works = peer_reads_work(buffer, group.rank, host.barrier)
-    reason = _agreed(host, None if works else f"rank {group.ranks[group.rank]} reads wrong bytes")
-    return buffer if reason is None else reason
+    return _distrusted(group, find_bad_peer(buffer, group.rank, host.barrier), host) or buffer
+
+
+def _distrusted(group: Group, fault: PeerFault | None, host: Host) -> str | None:
+    """What any rank found wrong with reading its peers. Then NCCL is kept from doing it, too.
+
+    Raises:
+        CommError: a copy does not end, so that whatever waits for this device would hang.
+    """
+    stuck = wrong = None
+    if fault is not None:
+        pair = f"rank {group.ranks[group.rank]} reads from rank {group.ranks[fault.peer]}"
+        stuck = None if fault.ended else f"what {pair} does not arrive"
+        wrong = f"what {pair} is wrong"
+    stuck, wrong = _agreed(host, stuck), _agreed(host, wrong)
+    if stuck is not None:
+        raise CommError(f"peer access: {stuck}; {_WITHOUT_PEERS}=1 and all_reduce nccl do without")
+    if wrong is not None:
+        # No communicator of NCCL exists yet; it looks at its environment when it makes the first.
+        os.environ[_WITHOUT_PEERS] = "1"
+        _log.warning("peer access is not used, by NCCL neither: %s", wrong)
+    return wrong
 
 
 def _obstacle(group: Group, host: Host) -> str | None:

@@ -7,8 +7,9 @@ float32; float16 is left to NCCL. Ranks sum in rank order.
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -102,7 +103,16 @@ class TwoShotAllReduce:
         return x
 
 
-def peer_reads_work(buffer: SymmetricBuffer, rank: int, barrier: Any) -> bool:
+class PeerFault(NamedTuple):
+    """The place in the group of a peer that cannot be read; ``ended`` False: the copy goes on."""
+
+    peer: int
+    ended: bool
+
+
+def find_bad_peer(
+    buffer: SymmetricBuffer, rank: int, barrier: Callable[[], None]
+) -> PeerFault | None:
     """Read a pattern from every peer's buffer with plain copies, by a deadline.
 
     Drivers have claimed peer access that returned wrong bytes or never returned; a copy that does
@@ -112,15 +122,16 @@ def peer_reads_work(buffer: SymmetricBuffer, rank: int, barrier: Any) -> bool:
     own.fill_(rank + 1)
     torch.cuda.synchronize(own.device)
     barrier()
-    seen = [
-        buffer.handle.get_buffer(peer, (_PROBE_BYTES,), torch.uint8, 0).clone()
-        for peer in range(buffer.size)
-    ]
-    ok = _done_in_time(_PROBE_TIMEOUT_S) and all(
-        bool((values == peer + 1).all()) for peer, values in enumerate(seen)
-    )
+    fault = next((f for peer in range(buffer.size) if (f := _read(buffer, peer))), None)
     barrier()
-    return ok
+    return fault
+
+
+def _read(buffer: SymmetricBuffer, peer: int) -> PeerFault | None:
+    seen = buffer.handle.get_buffer(peer, (_PROBE_BYTES,), torch.uint8, 0).clone()
+    if not _done_in_time(_PROBE_TIMEOUT_S):
+        return PeerFault(peer, ended=False)
+    return None if bool((seen == peer + 1).all()) else PeerFault(peer, ended=True)
 
 
 def _done_in_time(timeout_s: float) -> bool:

@@ -1,13 +1,15 @@
 """Which all-reduce serves a tensor, and when symmetric memory is not even tried."""
 
+import os
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from lockstep.comm.all_reduce import create
+from lockstep.comm.all_reduce import create, symmetric
 from lockstep.comm.all_reduce.choose import AllReduceTable, Choice, parse_table
 from lockstep.comm.all_reduce.create import AUTO_TABLE, create_all_reduce
+from lockstep.comm.all_reduce.symmetric import PeerFault, SymmetricBuffer, find_bad_peer
 from lockstep.comm.collectives import Communicator
 from lockstep.comm.errors import CommError
 
@@ -52,14 +54,13 @@ class _Group:
 
 
 class _Host:
-    """Answers of rank 1 beside those of this rank."""
+    """What rank 5 answers beside rank 4, gather by gather: its device, then what it found."""
 
-    def __init__(self, index: int = 1, objects: str | None = None) -> None:
-        self._answers = [index]
-        self._other = objects
+    def __init__(self, index: int = 1, *found: str | None) -> None:
+        self._answers = [index, *found]
 
     def all_gather_object(self, obj, timeout_s=None):
-        return [obj, self._answers.pop() if self._answers else self._other]
+        return [obj, self._answers.pop(0) if self._answers else None]
 
     def barrier(self, timeout_s=None) -> None:
         pass
@@ -71,11 +72,12 @@ _BUFFER = SimpleNamespace(size=2)
 @pytest.fixture
 def machine(monkeypatch):
     """A machine on which everything works; tests break one thing."""
-    facts = {"peer": True, "create": lambda group, num_bytes: _BUFFER, "reads": True}
+    facts = {"peer": True, "create": lambda group, num_bytes: _BUFFER, "fault": None}
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: facts["peer"])
     buffers = SimpleNamespace(create=lambda group, size: facts["create"](group, size))
     monkeypatch.setattr(create, "SymmetricBuffer", buffers)
-    monkeypatch.setattr(create, "peer_reads_work", lambda *args: facts["reads"])
+    monkeypatch.setattr(create, "find_bad_peer", lambda *args: facts["fault"])
+    monkeypatch.setenv("NCCL_P2P_DISABLE", "unset")
     return facts
 
 
@@ -84,12 +86,17 @@ def _no_rendezvous(group, num_bytes):
 
 
 _OBSTACLES = {
-    "several hosts": (dict(), dict(same_host=False), dict()),
-    "devices overlap": (dict(), dict(), dict(index=0)),
-    "no peer access to GPU 1": (dict(peer=False), dict(), dict()),
-    "driver says no": (dict(create=_no_rendezvous), dict(), dict()),
-    "rank 4 reads wrong bytes": (dict(reads=False), dict(), dict()),
-    "what rank 5 found": (dict(), dict(), dict(objects="what rank 5 found")),
+    "several hosts": (dict(), dict(same_host=False), []),
+    "devices overlap": (dict(), dict(), [0]),
+    "no peer access to GPU 1": (dict(peer=False), dict(), []),
+    "driver says no": (dict(create=_no_rendezvous), dict(), []),
+    "rank 5 has no peer access": (dict(), dict(), [1, "rank 5 has no peer access"]),
+    "what rank 4 reads from rank 5 is wrong": (dict(fault=PeerFault(1, True)), dict(), []),
+    "what rank 5 reads is wrong": (
+        dict(),
+        dict(),
+        [1, None, None, None, "what rank 5 reads is wrong"],
+    ),
 }
 
 
@@ -103,9 +110,63 @@ def test_symmetric_memory_serves_where_every_peer_was_read(machine) -> None:
 def test_obstacle_means_nccl_or_an_error_if_it_was_asked_for(machine, reason: str) -> None:
     facts, group, host = _OBSTACLES[reason]
     machine |= facts
-    assert create_all_reduce(_Group(**group), "auto", _Host(**host)).text == "nccl"
+    assert create_all_reduce(_Group(**group), "auto", _Host(*host)).text == "nccl"
+    kept = "1" if reason.endswith("is wrong") else "unset"
+    assert os.environ["NCCL_P2P_DISABLE"] == kept
     with pytest.raises(CommError, match=reason):
-        create_all_reduce(_Group(**group), "one_shot", _Host(**host))
+        create_all_reduce(_Group(**group), "one_shot", _Host(*host))
+
+
+@pytest.mark.parametrize("found", ["here", "by rank 5"])
+def test_a_copy_from_a_peer_that_does_not_end_is_an_error_whatever_was_asked_for(
+    machine, found: str
+) -> None:
+    machine["fault"] = PeerFault(1, False) if found == "here" else None
+    pair = "what rank 4 reads from rank 5" if found == "here" else "what rank 5 reads from rank 4"
+    for choice in ("auto", "two_shot"):
+        host = _Host(1, None, None, None if found == "here" else f"{pair} does not arrive")
+        with pytest.raises(CommError, match=f"peer access: {pair} does not arrive; NCCL_P2P_DIS"):
+            create_all_reduce(_Group(), choice, host)
+
+
+class _Event:
+    """Of a copy that is done at once, or never."""
+
+    never_done: list[bool] = []
+
+    def record(self) -> None:
+        self._done = not self.never_done.pop(0)
+
+    def query(self) -> bool:
+        return self._done
+
+
+@pytest.mark.parametrize(
+    ("last_bytes", "never_done", "found"),
+    [
+        ([1, 2, 3], [False] * 3, None),
+        ([1, 9, 3], [False] * 3, PeerFault(1, ended=True)),
+        ([1, 2, 0], [False] * 3, PeerFault(2, ended=True)),
+        ([1, 2, 3], [False, True, False], PeerFault(1, ended=False)),
+    ],
+)
+def test_every_peer_is_read_before_it_is_trusted(monkeypatch, last_bytes, never_done, found):
+    monkeypatch.setattr(torch.cuda, "Event", _Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(symmetric, "_PROBE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(_Event, "never_done", list(never_done))
+    joined = []
+
+    def get_buffer(peer, shape, dtype, offset):
+        assert joined == [0], "peers have filled their buffers"
+        pattern = torch.full(shape, peer + 1, dtype=dtype)
+        pattern[-1] = last_bytes[peer]
+        return pattern
+
+    data = torch.zeros(8192, dtype=torch.uint8)
+    buffer = SymmetricBuffer(data, SimpleNamespace(get_buffer=get_buffer), "group", 3)
+    assert find_bad_peer(buffer, 1, lambda: joined.append(0)) == found
+    assert joined == [0, 0] and data[:4096].eq(2).all()
 
 
 def test_nccl_alone_tries_no_symmetric_memory(machine) -> None:

@@ -1,9 +1,14 @@
 """All-reduces of two GPUs: bit-equal over ranks, eager and in graphs, in any order of both."""
 
+import os
+import time
+
 import pytest
 import torch
 from ranks import Rank, join, run_ranks
 
+from lockstep.comm.all_reduce import create
+from lockstep.comm.all_reduce.symmetric import PeerFault
 from lockstep.parallel.topology import Topology
 
 pytestmark = [pytest.mark.multigpu, pytest.mark.timeout(300)]
@@ -66,6 +71,21 @@ def test_auto_uses_symmetric_memory_inside_and_nccl_for_the_rest() -> None:
         "ragged": "nccl", "shifted": "nccl",
     }  # fmt: skip
     assert found == [expected] * 2
+
+
+def _sums_without_peers(rank: Rank) -> tuple[str, str | None, bool]:
+    """As on a host whose driver claims a peer access that gives wrong bytes."""
+    create.find_bad_peer = lambda buffer, own, barrier: PeerFault(1 - own, ended=True)
+    comm = _joined(rank, "auto").tp
+    found = comm.all_reduce(_values(rank.rank, 4096, torch.float32))
+    expected = _values(0, 4096, torch.float32) + _values(1, 4096, torch.float32)
+    return comm.all_reduce_choice, os.environ.get("NCCL_P2P_DISABLE"), torch.equal(found, expected)
+
+
+def test_peers_that_read_wrong_bytes_sum_by_nccl_without_peer_access() -> None:
+    began = time.monotonic()
+    assert run_ranks(_sums_without_peers, 2, gloo=False, timeout_s=240) == [("nccl", "1", True)] * 2
+    assert time.monotonic() - began < 60
 
 
 def _wrong_replays(rank: Rank, choice: str) -> list[str]:
