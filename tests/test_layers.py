@@ -70,6 +70,22 @@ def test_ray_and_torch_distributed_stay_in_their_folders(path: Path) -> None:
         assert not {name for name in names if name.startswith("torch.distributed")}
 
 
+def attributes_in(path: Path) -> set[str]:
+    """Every dotted name in a file, and the last part of each."""
+    tree = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    found = [node for node in tree if isinstance(node, ast.Attribute)]
+    return {ast.unparse(node) for node in found} | {node.attr for node in found}
+
+
+def test_graphs_are_captured_in_one_place() -> None:
+    """A second way to capture would have to register, compare and check all over again."""
+    torchs = {"CUDAGraph", "capture_begin", "torch.cuda.graph", "make_graphed_callables"}
+    found = {name_of(path): attributes_in(path) for path in FILES}
+    assert {name for name, used in found.items() if torchs & used} == {"worker/graphs/cuda.py"}
+    opened = {name for name, used in found.items() if "self._backend.session" in used}
+    assert opened == {"worker/graphs/runner.py"}
+
+
 def test_the_scheduler_loads_without_torch() -> None:
     loads = "\n".join(f"import {name}" for name in WITHOUT_TORCH)
     check = "import sys; found = {'torch', 'ray'} & set(sys.modules); assert not found, found"
