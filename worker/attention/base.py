@@ -1,4 +1,4 @@
-"""What an attention backend must do, and the registry that finds one by name."""
+"""What an attention backend must do, and how one is found by its name."""
 
 from dataclasses import dataclass
 from importlib import import_module
@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from lockstep.worker.attention.registry import ADAPTERS
 from lockstep.worker.forward import AttentionMetadata
 from lockstep.worker.graphs.mode import AttentionSupport
 
@@ -62,12 +63,6 @@ class AttentionBackend(Protocol):
         ...
 
 
-_BACKENDS = {
-    "reference": "lockstep.worker.attention.reference:ReferenceAttention",
-    "triton": "lockstep.worker.attention.triton:TritonAttention",
-}
-
-
 def resolve_backend(name: str, device: torch.device) -> str:
     """The backend that ``name`` means on this device.
 
@@ -76,8 +71,8 @@ def resolve_backend(name: str, device: torch.device) -> str:
     """
     if name == "auto":
         return "triton" if device.type == "cuda" else "reference"
-    if name not in _BACKENDS:
-        known = ", ".join(["auto", *_BACKENDS])
+    if name not in ADAPTERS:
+        known = ", ".join(["auto", *ADAPTERS])
         raise ValueError(f"attention_backend must be one of {known}, got {name!r}")
     if name == "triton" and device.type != "cuda":
         raise ValueError(f"attention_backend triton needs a CUDA device, got {device}")
@@ -86,6 +81,6 @@ def resolve_backend(name: str, device: torch.device) -> str:
 
 def create_backend(name: str, sizes: AttentionSizes) -> AttentionBackend:
     """Import the backend's module and build it; only the one that is used gets imported."""
-    module, _, class_name = _BACKENDS[resolve_backend(name, sizes.device)].partition(":")
+    module, _, class_name = ADAPTERS[resolve_backend(name, sizes.device)].partition(":")
     backend: AttentionBackend = getattr(import_module(module), class_name)(sizes)
     return backend

@@ -1,0 +1,80 @@
+"""Attention backends as data: what each can do inside a graph, and why it runs here or not.
+
+No torch: planners read this where no backend can be loaded.
+"""
+
+from difflib import get_close_matches
+from importlib.util import find_spec
+from typing import NamedTuple
+
+from lockstep.worker.graphs.mode import AttentionSupport
+
+_ALWAYS = AttentionSupport.ALWAYS
+_BATCH = AttentionSupport.UNIFORM_BATCH
+_SINGLE = AttentionSupport.UNIFORM_SINGLE_TOKEN_DECODE
+
+_MLA = "multi-head latent attention: no model of that kind is supported"
+_AMD = "for AMD GPUs, which are not supported"
+
+
+class BackendInfo(NamedTuple):
+    """One backend.
+
+    ``support`` is what it can do here if it has an adapter, else what vLLM's documentation says
+    of it. ``adapter`` is "module:Class", "" if there is none; ``package`` is what that imports.
+    """
+
+    name: str
+    support: AttentionSupport
+    why: str
+    adapter: str = ""
+    package: str = "torch"
+
+    @property
+    def missing(self) -> str:
+        """The package that it needs and this machine lacks; "" if there is none."""
+        return "" if find_spec(self.package) else self.package
+
+
+BACKENDS = (
+    BackendInfo(
+        "reference",
+        _SINGLE,
+        "plain torch, on any device; other batches are laid out on the host",
+        "lockstep.worker.attention.reference:ReferenceAttention",
+    ),
+    BackendInfo(
+        "triton",
+        _BATCH,
+        "own kernels, on CUDA; vLLM's is listed as ALWAYS",
+        "lockstep.worker.attention.triton:TritonAttention",
+        "triton",
+    ),
+    BackendInfo("flashinfer", _SINGLE, "no adapter: triton serves the same models"),
+    BackendInfo("flash_attn_2", _BATCH, "no adapter: triton serves the same models"),
+    BackendInfo("flash_attn_3", _ALWAYS, "no adapter: triton serves the same models"),
+    BackendInfo("flashmla", _BATCH, _MLA),
+    BackendInfo("flashinfer_mla", _BATCH, _MLA),
+    BackendInfo("flashinfer_mla_sparse", _BATCH, _MLA),
+    BackendInfo("cutlass_mla", _SINGLE, _MLA),
+    BackendInfo("aiter_mla", _SINGLE, _AMD),
+    BackendInfo("aiter_flash_attn", _BATCH, _AMD),
+    BackendInfo("mamba", _SINGLE, "state-space layers: no model that has them is supported"),
+)
+
+ADAPTERS = {info.name: info.adapter for info in BACKENDS if info.adapter}
+
+
+def find_backend(name: str) -> BackendInfo:
+    """The backend of that name.
+
+    Raises:
+        ValueError: there is none; lists those that are known.
+    """
+    for info in BACKENDS:
+        if info.name == name:
+            return info
+    names = [info.name for info in BACKENDS]
+    close = get_close_matches(name, names, n=1)
+    known = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
+    raise ValueError(f"attention_backend {name!r} is not known; {known}")
