@@ -1,11 +1,11 @@
-"""``lockstep backends``: the attention backends, what each can do in a graph, and which run here."""
+"""``lockstep backends``: attention backends, what each can do in a graph, which run here."""
 
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.table import Table
 
 from lockstep.launcher.arguments import Parser
+from lockstep.launcher.consoles import open_console
 from lockstep.worker.attention.registry import BACKENDS, BackendInfo
 
 SUMMARY = "list attention backends and what they can do in a graph"
@@ -13,7 +13,7 @@ SUMMARY = "list attention backends and what they can do in a graph"
 
 def main(argv: Sequence[str]) -> int:
     Parser(prog="lockstep backends", description=SUMMARY).parse_args(argv)
-    Console(highlight=False).print(backend_table())
+    open_console().print(backend_table())
     return 0
 
 

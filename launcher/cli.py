@@ -11,6 +11,7 @@ import signal
 import stat
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, TextIO
@@ -53,6 +54,10 @@ _SAMPLING_HELP = {
     "frequency_penalty": "subtracted once for each occurrence",
     "repetition_penalty": "divides logits of tokens of prompt and answer",
     "logprobs": "report log-probabilities, with this many alternatives",
+}
+# Commands without an engine: what they do, and the module that is loaded for them.
+_OFFLINE = {
+    "backends": ("list attention backends", "lockstep.launcher.backends"),
 }
 # A request's own seed is set in JSONL; the flag --seed is the engine's and numbers requests on.
 _NO_FLAG = ("seed", "logit_bias")
@@ -115,10 +120,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def guarded(argv: Sequence[str], start_engine: StartEngine) -> int:
-    """``parse`` and ``run`` with every failure as a line on standard error and an exit code."""
+    """Run a command; every failure is a line on standard error and an exit code."""
     signal.signal(signal.SIGTERM, _exit_on_term)
     try:
-        return run(parse(argv), start_engine)
+        return _dispatch(argv, start_engine)
     except LaunchError as error:
         sys.stderr.write(f"lockstep: {error}\n")
         return error.exit_code
@@ -131,6 +136,13 @@ def guarded(argv: Sequence[str], start_engine: StartEngine) -> int:
         return INTERRUPTED
 
 
+def _dispatch(argv: Sequence[str], start_engine: StartEngine) -> int:
+    if argv and argv[0] in _OFFLINE:
+        code: int = import_module(_OFFLINE[argv[0]][1]).main(argv[1:])
+        return code
+    return run(parse(argv), start_engine)
+
+
 def _exit_on_term(signum: int, frame: FrameType | None) -> NoReturn:
     # Leaves by way of the finally blocks, which end the engine's processes.
     raise SystemExit(TERMINATED)
@@ -140,6 +152,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="lockstep", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_generate(commands.add_parser("generate", help="answer prompts", allow_abbrev=False))
+    for name, (text, _) in _OFFLINE.items():
+        commands.add_parser(name, help=text)
     return parser
 
 

@@ -3,15 +3,15 @@
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
+from lockstep.launcher.consoles import open_console
 from lockstep.worker.schedule.stats import GraphUse, SchedulerStats
 
 
 def print_graph_stats(stats: SchedulerStats) -> None:
     """A row for each graph that was replayed and for each reason to run eagerly, on stderr."""
-    console = Console(stderr=True, highlight=False)
+    console = open_console(stderr=True)
     console.print(graph_table(stats.graph_uses))
     steps = sum(use.num_steps for use in stats.graph_uses)
     replayed = sum(use.num_steps for use in stats.graph_uses if not use.reason)

@@ -13,8 +13,9 @@ _ALWAYS = AttentionSupport.ALWAYS
 _BATCH = AttentionSupport.UNIFORM_BATCH
 _SINGLE = AttentionSupport.UNIFORM_SINGLE_TOKEN_DECODE
 
-_MLA = "multi-head latent attention: no model of that kind is supported"
-_AMD = "for AMD GPUs, which are not supported"
+_MLA = "for models with latent attention (MLA); none is supported"
+_SAME = "no adapter: triton serves the same models"
+_AMD = "for AMD GPUs; none is supported"
 
 
 class BackendInfo(NamedTuple):
@@ -40,26 +41,26 @@ BACKENDS = (
     BackendInfo(
         "reference",
         _SINGLE,
-        "plain torch, on any device; other batches are laid out on the host",
+        "plain torch on any device; lays other batches out on the host",
         "lockstep.worker.attention.reference:ReferenceAttention",
     ),
     BackendInfo(
         "triton",
         _BATCH,
-        "own kernels, on CUDA; vLLM's is listed as ALWAYS",
+        "own kernels, on CUDA (vLLM lists its own as ALWAYS)",
         "lockstep.worker.attention.triton:TritonAttention",
         "triton",
     ),
-    BackendInfo("flashinfer", _SINGLE, "no adapter: triton serves the same models"),
-    BackendInfo("flash_attn_2", _BATCH, "no adapter: triton serves the same models"),
-    BackendInfo("flash_attn_3", _ALWAYS, "no adapter: triton serves the same models"),
+    BackendInfo("flashinfer", _SINGLE, _SAME),
+    BackendInfo("flash_attn_2", _BATCH, _SAME),
+    BackendInfo("flash_attn_3", _ALWAYS, _SAME),
     BackendInfo("flashmla", _BATCH, _MLA),
     BackendInfo("flashinfer_mla", _BATCH, _MLA),
     BackendInfo("flashinfer_mla_sparse", _BATCH, _MLA),
     BackendInfo("cutlass_mla", _SINGLE, _MLA),
     BackendInfo("aiter_mla", _SINGLE, _AMD),
     BackendInfo("aiter_flash_attn", _BATCH, _AMD),
-    BackendInfo("mamba", _SINGLE, "state-space layers: no model that has them is supported"),
+    BackendInfo("mamba", _SINGLE, "for models with state-space layers; none is supported"),
 )
 
 ADAPTERS = {info.name: info.adapter for info in BACKENDS if info.adapter}
