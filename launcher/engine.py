@@ -40,7 +40,9 @@ class EngineClient(Protocol):
     Every added request gets exactly one delta with a finish_reason.
     """
 
-    def add(self, request: AddRequest) -> None: ...
+    def add(self, request: AddRequest) -> None:
+        """Send a request. Raises ValueError if its ``req_id`` is that of one in flight."""
+        ...
 
     def abort(self, req_id: str) -> None:
         """End a request early; an unknown or finished one is ignored."""

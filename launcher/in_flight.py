@@ -12,6 +12,9 @@ class InFlight:
         self._ended = False
 
     def add(self, request: AddRequest) -> None:
+        """Raise ValueError if the id is in use, so that its deltas could not be told apart."""
+        if request.req_id in self._req_ids:
+            raise ValueError(f"req_id must not be in use, got {request.req_id!r} twice")
         self._req_ids[request.req_id] = None
 
     def seen(self, deltas: list[TokenDelta]) -> list[TokenDelta]:

@@ -8,6 +8,7 @@ import time
 from lockstep.comm.messages import AddRequest, TokenDelta, WorkerReady
 from lockstep.launcher.engine import EngineSummary, Progress
 from lockstep.launcher.errors import ConfigError
+from lockstep.launcher.in_flight import InFlight
 from lockstep.launcher.resolve import Resolved
 from lockstep.parallel.rank_spec import RankSpec
 from lockstep.parallel.topology import Topology
@@ -23,10 +24,12 @@ class InlineEngine:
         self._scheduler = scheduler
         self._worker = worker
         self._summary = summary
+        self._in_flight = InFlight()
         self._refused: list[TokenDelta] = []
         self._closed = False
 
     def add(self, request: AddRequest) -> None:
+        self._in_flight.add(request)
         try:
             self._scheduler.add(request)
         except ValueError as error:
@@ -42,7 +45,7 @@ class InlineEngine:
         if plan is not None:
             for result in self._worker.execute(plan):
                 deltas += self._scheduler.commit(result)
-        return deltas + self._scheduler.take_deltas()
+        return self._in_flight.seen(deltas + self._scheduler.take_deltas())
 
     def stats(self) -> SchedulerStats:
         return self._scheduler.stats()

@@ -1,5 +1,7 @@
 """Small parts of a start: what an actor's error says, ends of requests, waiting for room, links."""
 
+from types import SimpleNamespace
+
 import pytest
 from launch_cases import resolved_config
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
@@ -10,7 +12,10 @@ from lockstep.comm.sampling import SamplingParams
 from lockstep.launcher import reserve
 from lockstep.launcher.errors import PlacementError
 from lockstep.launcher.front_link import Attach, Begin, Leave, Stage, decode_link, encode_link
+from lockstep.launcher.host_engine import HostEngine
 from lockstep.launcher.in_flight import InFlight
+from lockstep.launcher.local import InlineEngine
+from lockstep.launcher.ray_engine import RayEngine
 from lockstep.launcher.ray_member import describe
 from lockstep.launcher.reserve import Reservation
 from lockstep.launcher.rings import SchedulerRings
@@ -70,6 +75,30 @@ def test_every_request_ends_once_though_the_engine_dies():
     assert in_flight.num_errors == 2
     in_flight.add(AddRequest("d", b"", SamplingParams()))
     assert in_flight.end("rank 1 died") == [], "what comes after hears of it by an exception"
+
+
+def test_an_id_is_refused_as_long_as_its_request_is_in_flight():
+    in_flight, request = InFlight(), AddRequest("a", b"", SamplingParams())
+    in_flight.add(request)
+    in_flight.seen([TokenDelta("a", b"\1\0\0\0")])
+    with pytest.raises(ValueError, match="req_id must not be in use, got 'a' twice"):
+        in_flight.add(request)
+    in_flight.seen([TokenDelta("a", finish_reason="abort")])
+    in_flight.add(request)
+
+
+@pytest.mark.parametrize("engine_class", [InlineEngine, HostEngine, RayEngine])
+def test_every_engine_keeps_two_requests_of_one_id_apart(engine_class):
+    """The second is refused where it is added and reaches no scheduler."""
+    engine, taken = engine_class.__new__(engine_class), []
+    add = SimpleNamespace(remote=taken.append) if engine_class is RayEngine else taken.append
+    engine._in_flight = InFlight()
+    engine._host = engine._scheduler = SimpleNamespace(add=add)
+    first, second = (AddRequest("a", ids, SamplingParams()) for ids in (b"1111", b"2222"))
+    engine.add(first)
+    with pytest.raises(ValueError, match="'a' twice"):
+        engine.add(second)
+    assert taken == [first]
 
 
 class SlowGroup:
