@@ -50,6 +50,8 @@ class FrontProcess:
     def fatal(self) -> Iterator[None]:
         """Meanwhile the front end's end ends this process, which nothing else would tell."""
         self._fatal = True
+        if self._process.poll() is not None:
+            os._exit(self.exit_code() or 1)
         try:
             yield
         finally:

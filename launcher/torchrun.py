@@ -34,15 +34,14 @@ from lockstep.launcher.processes import die_with_parent
 from lockstep.launcher.rank_env import Seat, read_seat, spec_of_seat
 from lockstep.launcher.rank_host import RankHost
 from lockstep.launcher.rings import RankRings
+from lockstep.launcher.siblings import MEET_S, Siblings
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-MEET_S = 300.0
-# What can take long on another rank: a download first, then the slowest load. A rank that dies
-# meanwhile is torchrun's to notice.
+# What can take long on another rank: a download first, then the slowest load.
 PATIENCE_S = 24 * 3600.0
-LEAVE_S = 5.0
+LEAVE_S = 15.0
 BEGIN, READY, ATTACH, LEAVE = (f"lockstep/{name}" for name in ("begin", "ready", "attach", "leave"))
 
 
@@ -76,6 +75,7 @@ def meet(seat: Seat, *, agent_serves: bool) -> "Store":
 def lead(seat: Seat, store: "Store", argv: Sequence[str]) -> int:
     """Rank 0: start the front end, pass on what it says, be a rank."""
     front = FrontProcess(argv)
+    siblings = Siblings(store, rank=seat.rank, world_size=seat.world_size)
     try:
         begin = front.hear()
         if not isinstance(begin, Begin):
@@ -88,14 +88,17 @@ def lead(seat: Seat, store: "Store", argv: Sequence[str]) -> int:
             # What a rank sees fail the front end sees too; it says who failed, and exits.
             with suppress(Exception):
                 host.run(attach.rings[0])
+                siblings.leave()
         return front.exit_code()
     finally:
         front.kill()
+        siblings.leave()
         _leave(seat, store)
 
 
 def follow(seat: Seat, store: "Store") -> int:
     """Any other rank: load what rank 0 says, serve until told to stop."""
+    siblings = Siblings(store, rank=seat.rank, world_size=seat.world_size)
     begin = _hear(store, BEGIN)
     if isinstance(begin, Begin):
         host = RankHost(begin.worker, store=store)
@@ -104,6 +107,7 @@ def follow(seat: Seat, store: "Store") -> int:
         attach = _hear(store, ATTACH)
         if isinstance(attach, Attach):
             _serve(host, attach.rings[seat.rank])
+    siblings.leave()
     _leave(seat, store)
     return 0
 

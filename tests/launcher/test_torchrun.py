@@ -4,6 +4,8 @@ All commands run side by side; each has an agent, two ranks and a front end.
 """
 
 import os
+import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -26,6 +28,20 @@ def launch(folder: Path, *, max_tokens: int) -> Launched:
     return Launched(command, folder, PYTHONPATH=str(PACKAGE), OMP_NUM_THREADS="1")
 
 
+def launch_as_srun_does(folder: Path, *, max_tokens: int) -> Launched:
+    folder.mkdir()
+    arguments = shlex.join(generate_arguments(folder, max_tokens=max_tokens))
+    rank = f"SLURM_PROCID=$R SLURM_LOCALID=$R {sys.executable} -P -m {MODULE} {arguments} &"
+    env = {"SLURM_NTASKS": "2", "SLURM_JOB_ID": "1", "MASTER_PORT": free_port()}
+    command = ["bash", "-c", f"for R in 0 1; do {rank} done; wait"]
+    return Launched(command, folder, PYTHONPATH=str(PACKAGE), OMP_NUM_THREADS="1", **env)
+
+
+def free_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return str(probe.getsockname()[1])
+
+
 def finishes(command: Launched) -> None:
     command.root.wait(90)
 
@@ -45,6 +61,12 @@ def rank_killed_while_decoding(command: Launched) -> None:
     os.kill(command.find("torchrun ", RANK="1"), signal.SIGKILL)
 
 
+def rank_killed_while_loading_under_srun(command: Launched) -> None:
+    """Nobody but the other ranks does anything about it."""
+    command.await_text("load ...")
+    os.kill(command.find("torchrun ", SLURM_PROCID="1"), signal.SIGKILL)
+
+
 def front_end_killed_while_decoding(command: Launched) -> None:
     command.await_text("mapping:")
     os.kill(command.find("torchrun_front"), signal.SIGKILL)
@@ -56,14 +78,19 @@ CASES = {
     agent_killed_while_decoding: 4000,
     rank_killed_while_decoding: 4000,
     front_end_killed_while_decoding: 4000,
+    rank_killed_while_loading_under_srun: 4000,
 }
+
+
+def start_of(act):
+    return launch_as_srun_does if act is rank_killed_while_loading_under_srun else launch
 
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory):
     """Of each case its exit code or what was wrong, its standard error, its folder."""
     root = tmp_path_factory.mktemp("commands")
-    commands = {act: launch(root / act.__name__, max_tokens=n) for act, n in CASES.items()}
+    commands = {act: start_of(act)(root / act.__name__, max_tokens=n) for act, n in CASES.items()}
 
     def outcome(act):
         command = commands[act]
@@ -99,6 +126,12 @@ def test_a_killed_rank_ends_the_command_and_is_named(outcomes):
     assert "rank      : 1 (local_rank: 1)" in stderr and "exitcode  : -9" in stderr
 
 
+def test_ranks_that_only_have_each_other_name_the_killed_one_and_end(outcomes):
+    code, stderr, _ = outcomes[rank_killed_while_loading_under_srun]
+    assert code == 0, "of the shell"
+    assert re.search(r"^lockstep: rank 1, pid \d+, died$", stderr, re.MULTILINE), stderr
+
+
 def test_a_killed_front_end_ends_every_rank(outcomes):
     code, stderr, _ = outcomes[front_end_killed_while_decoding]
     assert code == 1, stderr
@@ -109,14 +142,14 @@ def test_a_killed_front_end_ends_every_rank(outcomes):
     ("env", "argv", "code", "message"),
     [
         ({}, [], 2, "not in the environment: RANK, LOCAL_RANK, WORLD_SIZE"),
-        ({"WORLD_SIZE": "3"}, ["-tp", "2"], 2, "WORLD_SIZE is 3, but tensor_parallel_size 2"),
+        ({"WORLD_SIZE": "1"}, ["-tp", "2"], 2, "WORLD_SIZE is 1, but tensor_parallel_size 2"),
         ({"WORLD_SIZE": "1"}, ["--tpp", "2"], 2, "unrecognized arguments: --tpp"),
     ],
 )
 def test_what_cannot_start_says_why_and_exits(env, argv, code, message, tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = str(probe.getsockname()[1])
-    rank = {"RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    rank = {
+        "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(),
+    }  # fmt: skip
     arguments = [*generate_arguments(tmp_path, max_tokens=1, tp=1), *argv]
     done = subprocess.run(
         [sys.executable, "-P", "-m", MODULE, *arguments], capture_output=True, text=True,
