@@ -59,7 +59,7 @@ _SAMPLING_HELP = {
 _OFFLINE = {
     "backends": ("list attention backends", "lockstep.launcher.backends"),
 }
-# A request's own seed is set in JSONL; the flag --seed is the engine's and numbers requests on.
+# A request's own seed is set in JSONL; from --seed, the engine's, requests without one draw theirs.
 _NO_FLAG = ("seed", "logit_bias")
 
 
