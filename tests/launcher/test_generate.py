@@ -158,6 +158,21 @@ def test_text_files_and_stdin(
     assert capsys.readouterr().out == "> three\nthree\n\n"
 
 
+def test_dummy_weights_need_no_tokenizer(tmp_path: Path) -> None:
+    model = write_byte_model(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"prompt_token_ids": [1, 2]}\n{"prompt": "text"}\n')
+    files = ["--prompts-file", str(source), "--output", str(target)]
+    code, _ = run(model, "--load-format", "dummy", *files)
+    assert code == 1
+    ids, text = records(target)
+    assert (ids["token_ids"], ids["text"]) == ([1, 2], "")
+    assert text["error"] == "prompt: this model has no tokenizer; give prompt_token_ids"
+    code, _ = run(model, *files)
+    assert code == 2
+
+
 def test_defaults_come_from_the_models_files_and_flags_win(tmp_path: Path) -> None:
     model = write_byte_model(tmp_path, temperature=0.6, top_k=20)
     _, engine = run(model, "a")

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from gguf import GGUFWriter, TokenType
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
@@ -204,6 +205,30 @@ def test_a_missing_tokenizer_and_a_missing_template_are_named(tmp_path: Path) ->
     assert not tokenizer.has_chat_template
     with pytest.raises(ValueError, match="no chat template"):
         tokenizer.render_chat([{"role": "user", "content": "hi"}])
+
+
+def test_the_tokenizer_in_a_gguf_file(tmp_path: Path) -> None:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    writer = GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([*alphabet, "<s>", "</s>", "hi"])
+    writer.add_token_types([*[TokenType.NORMAL] * 256, *[TokenType.CONTROL] * 2, TokenType.NORMAL])
+    writer.add_token_merges(["h i"])
+    writer.add_bos_token_id(256)
+    writer.add_eos_token_id(257)
+    writer.add_chat_template(CHAT)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    tokenizer = load_tokenizer(str(tmp_path / "model.gguf"))
+    text = tokenizer.render_chat([{"role": "user", "content": "hi \u00e9"}])
+    assert text == "<s><user>hi \u00e9\n<assistant>"
+    ids = tokenizer.encode_chat(text)
+    assert ids[0] == 256
+    assert 258 in ids
+    assert streamed(tokenizer, ids) == text.removeprefix("<s>")
 
 
 def test_lone_surrogates_are_refused(tmp_path: Path) -> None:
