@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 PERIOD_S = 0.2
 SETTLE_S = 0.8
-HANG_S = 5.0
+HANG_S = 6.0
 HANG_WHILE_STARTING_S = 60.0
 POLITE_S = 1.5
 END_TIMEOUT_S = 8.0

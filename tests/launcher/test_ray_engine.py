@@ -174,6 +174,18 @@ def test_a_rank_killed_while_loading_is_named(tmp_path, shared_ray):
     await_free(shared_ray, "CPU", 6)
 
 
+def test_a_scheduler_killed_while_ranks_load_is_named(tmp_path, shared_ray):
+    killer = _when(tmp_path / "rank0.pid", lambda pid: os.kill(_scheduler(pid), signal.SIGKILL))
+    with pytest.raises(StartError, match=r"the scheduler, pid \d+, died"):
+        start_ray_engine(
+            resolved_config(tp=2, model_path=tmp_path),
+            worker_type=fakes.SlowLoader,
+            make_driver=fakes.FakeDriver,
+        )
+    killer.join()
+    assert _alive(tmp_path) == []
+
+
 def test_a_rank_killed_while_decoding_is_named_with_its_last_step():
     with engine_of() as engine:
         engine.add(request("a", 1, max_tokens=10**6))
@@ -285,6 +297,13 @@ def _when(path, act):
     thread = Thread(target=watch)
     thread.start()
     return thread
+
+
+def _scheduler(rank_pid):
+    """The scheduler's process of the engine that this rank belongs to."""
+    titles = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in marked(mark_of(rank_pid))}
+    (scheduler,) = [pid for pid, title in titles.items() if "SchedulerActor" in title]
+    return scheduler
 
 
 def _alive(folder):
