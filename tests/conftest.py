@@ -5,6 +5,8 @@ import os
 from collections.abc import Iterator
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# torch asks for the names of addresses it only logs: a name server that is silent costs 5 s each.
+os.environ.setdefault("RES_OPTIONS", "timeout:1")
 
 import pytest
 from hypothesis import settings

@@ -1,5 +1,8 @@
 import os
+import socket
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +17,42 @@ def test_port_is_bound_by_its_owner_and_reachable() -> None:
     assert first_port != second_port and first_port > 0
     join_store("127.0.0.1", first_port, timeout_s=5).set("key", "value")
     assert first.get("key") == b"value" and not second.check(["key"])
+
+
+@pytest.fixture
+def greedy_neighbour(monkeypatch) -> Iterator[None]:
+    """Whoever gives up a port that it has bound finds it taken."""
+    taken: list[socket.socket] = []
+    plain = socket.socket
+
+    class Socket(plain):
+        def close(self) -> None:
+            address = self.getsockname() if self.fileno() >= 0 else ("", 0)
+            super().close()
+            if address[1]:
+                taken.append(plain())
+                taken[-1].bind(address)
+                taken[-1].listen()
+
+    monkeypatch.setattr(socket, "socket", Socket)
+    yield
+    for each in taken:
+        each.close()
+
+
+def _meet(number: int) -> bool:
+    """An engine of two ranks: the first binds and publishes, the second joins."""
+    store, port = serve_store("127.0.0.1", 2, timeout_s=10)
+    peer = join_store("127.0.0.1", port, timeout_s=10)
+    peer.set("from", str(number))
+    return store.get("from") == str(number).encode()
+
+
+def test_engines_that_start_at_once_lose_no_port_to_each_other_or_to_others(
+    greedy_neighbour,
+) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(_meet, range(16)))
 
 
 def test_exchange_gives_all_values_or_names_who_is_missing() -> None:
