@@ -5,6 +5,8 @@ Tokens of a request are its prompt's ids plus 1, plus 2, ...; every step is answ
 
 import os
 import socket
+import subprocess
+import sys
 import time
 from collections import deque
 from pathlib import Path
@@ -104,6 +106,14 @@ class FailingStep(FakeWorker):
 class WontDie(FakeWorker):
     def __del__(self):
         time.sleep(600)
+
+
+class WithChild(FakeWorker):
+    """Has a process of its own that hears of nobody's end."""
+
+    def load(self, progress):
+        sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+        self.child = subprocess.Popen(sleep, start_new_session=True)
 
 
 class EnvironmentReporter(FakeWorker):

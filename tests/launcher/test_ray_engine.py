@@ -13,6 +13,7 @@ from launch_cases import resolved_config
 from launched import Launched, answers, generate_arguments, run_here, tokens_of_one_rank_alone
 
 from lockstep.comm.messages import AddRequest, pack_ids, unpack_ids
+from lockstep.comm.process import process_gone
 from lockstep.comm.sampling import SamplingParams
 from lockstep.launcher.cluster import start_ray_engine
 from lockstep.launcher.errors import EngineDead, PlacementError, StartError
@@ -203,14 +204,17 @@ def test_a_rank_killed_while_decoding_is_named_with_its_last_step():
     assert_gone(mark)
 
 
-def test_a_rank_killed_while_idle_is_noticed():
-    with engine_of() as engine:
+def test_a_rank_killed_while_idle_is_noticed_and_its_children_go_with_it():
+    with engine_of(fakes.WithChild) as engine:
+        mark = mark_of(pids(engine)[0])
+        assert len(marked(mark)) == 5, "two ranks, a child each, and the scheduler"
         os.kill(pids(engine)[0], signal.SIGKILL)
         began = time.monotonic()
         with pytest.raises(EngineDead, match=r"rank 0 .* died"):
             while time.monotonic() - began < 10:
                 engine.poll(0.5)
         assert time.monotonic() - began < 5
+    assert_gone(mark, timeout_s=10)
 
 
 def test_a_killed_scheduler_is_named_and_its_requests_end():
@@ -240,9 +244,14 @@ def test_the_first_cause_is_told_and_not_what_it_did_to_others():
         with engine_of(fakes.FailingLoader):
             pass
     with engine_of(fakes.FailingStep) as engine:
+        ranks = pids(engine)
         engine.add(request("a", 1, max_tokens=100))
         last = collect(engine)[-1]
         assert "rank 1" in last.error and "an illegal address at step 3" in last.error
+        deadline = time.monotonic() + 10
+        while not all(map(process_gone, ranks)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert all(map(process_gone, ranks)), "nobody can call a rank that has failed"
 
 
 def test_a_worker_that_will_not_die_is_killed():

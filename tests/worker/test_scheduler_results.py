@@ -58,7 +58,8 @@ def test_nan_ends_only_its_request() -> None:
     (error,) = [delta.error for delta in rig.deltas if delta.error]
     assert error == "output token 0: the logits are not finite"
     rig.check_outputs(of={"r0", "r1", "r3"})
-    assert rig.scheduler.stats().num_finished == {"length": 3, "error": 1}
+    stats = rig.scheduler.stats()
+    assert stats.num_finished == {"length": 3, "error": 1} and stats.num_bad_lanes == 1
 
 
 def test_blocks_of_a_nan_request_are_not_found_again() -> None:

@@ -185,6 +185,7 @@ class Scheduler:
         if lanes is None:
             self._counts["dropped_results"] += 1
             return []
+        self._counts["bad_lanes"] += len(result.bad_lanes)
         return read_result(
             self._replicas[result.dp_rank],
             lanes,
@@ -221,6 +222,7 @@ class Scheduler:
             num_unknown_aborts=self._counts["unknown_aborts"],
             graph_uses=uses,
             batch_sizes=self._steps.batch_sizes(),
+            num_bad_lanes=self._counts["bad_lanes"],
         )
 
     def check_conserved(self) -> None:

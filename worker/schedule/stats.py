@@ -37,7 +37,8 @@ class SchedulerStats(msgspec.Struct, frozen=True):
     """Everything since the start; ``steps_by_run_mode`` is keyed by the mode's name.
 
     ``num_tokens`` were scheduled, ``num_padding_tokens`` were computed beside them.
-    ``batch_sizes`` counts a replica's steps by the real tokens of its batch.
+    ``batch_sizes`` counts a replica's steps by the real tokens of its batch. ``num_bad_lanes``
+    counts requests that ended because their logits were not finite.
     """
 
     replicas: list[ReplicaStats]
@@ -49,3 +50,4 @@ class SchedulerStats(msgspec.Struct, frozen=True):
     num_unknown_aborts: int
     graph_uses: list[GraphUse] = []
     batch_sizes: dict[int, int] = {}
+    num_bad_lanes: int = 0
