@@ -149,7 +149,9 @@ def _exit_on_term(signum: int, frame: FrameType | None) -> NoReturn:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="lockstep", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="lockstep", description="Large language models on ranks that step together."
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_generate(commands.add_parser("generate", help="answer prompts", allow_abbrev=False))
     for name, (text, _) in _OFFLINE.items():
