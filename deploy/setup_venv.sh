@@ -68,5 +68,7 @@ if ! "$venv/bin/python" -c '' 2>/dev/null; then
 fi
 install_torch
 say "installing the package and what it needs"
-pip install -c constraints.txt -e '.[dev]'
+extras=dev
+if has_gpu; then extras=dev,cuda; fi
+pip install -c constraints.txt -e ".[$extras]"
 echo "$wanted" > $stamp
