@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from pairwise import Case, all_cases
+from pairwise import Case, all_cases, pairwise
 
 GOLDEN = Path(__file__).parent / "data" / "golden_smollm2.json"
 AXES = {
@@ -150,15 +150,17 @@ def main() -> int:
     parser.add_argument("--resume", action="store_true", help="keep what the report has of a run")
     options = parser.parse_args()
     path: Path = options.report
-    cases = all_cases(AXES)
     kept = path.read_text().splitlines(keepends=True) if options.resume and path.exists() else []
-    rows = [line for case in cases for line in kept if line.startswith(_key(case))]
-    for case in cases:
-        if not any(line.startswith(_key(case)) for line in rows):
-            rows.append(row(case, run(case)))
-            sys.stderr.write(f"{len(rows)} of {len(cases)} {rows[-1]}")
-            path.write_text(document(rows, len(cases)))
-    return 1 if num_different(rows) else 0
+    cases = all_cases(AXES)
+    rows = {_key(case): line for case in cases for line in kept if line.startswith(_key(case))}
+    # The cover first, so that a run that is cut short has seen all sides.
+    for case in [*pairwise(AXES), *cases]:
+        if _key(case) not in rows:
+            rows[_key(case)] = row(case, run(case))
+            sys.stderr.write(f"{len(rows)} of {len(cases)} {rows[_key(case)]}")
+            ordered = [rows[key] for key in map(_key, cases) if key in rows]
+            path.write_text(document(ordered, len(cases)))
+    return 1 if num_different(list(rows.values())) else 0
 
 
 def num_different(rows: list[str]) -> int:
