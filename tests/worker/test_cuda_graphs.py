@@ -147,6 +147,28 @@ def test_capturing_again_and_again_keeps_no_memory(device: torch.device) -> None
 
 
 @gpu
+def test_what_a_step_makes_once_lies_outside_the_pool(device: torch.device) -> None:
+    """Made while capturing it would lie where an earlier graph has its intermediates."""
+    made: dict[str, torch.Tensor] = {}
+    step = ToyStep(ToyState(device=device), Communicator.single())
+
+    def parts(key):
+        def body() -> None:
+            torch.empty(1 << 16, device=device).fill_(1.0)
+            if key.num_tokens == 2 and not made:
+                made["once"] = torch.full((1 << 16,), 7.0, device=device)
+            step.body(key.num_tokens)
+
+        return {"body": body}
+
+    runner = GraphRunner(CudaBackend(device), Topology.single(str(device)))
+    runner.capture_all(manifest_of(*_SIZES), parts, step.state)
+    for size in _SIZES * 5:
+        runner.replay(descriptor(size), "body")
+    assert made["once"].eq(7.0).all()
+
+
+@gpu
 def test_capture_leaves_the_allocator_s_cache_alone(device: torch.device) -> None:
     big = torch.empty(256 << 20, dtype=torch.uint8, device=device)
     del big

@@ -119,3 +119,18 @@ def test_one_context_from_short_to_the_longest(rig: GpuRig) -> None:
     assert made[0][0] == made[1][0]
     assert torch.equal(made[0][1], made[1][1])
     assert made[0][1].shape == (1, GPU_TINY.vocab_size)
+
+
+def test_the_shortest_beside_the_longest_context(rig: GpuRig) -> None:
+    longest = [(11 * i + 5) % GPU_TINY.vocab_size for i in range(509)]
+    top = list(range(FULL_POOL - 1, FULL_POOL - 33, -1))
+    joins = [join(0, [1], num_prompt=1), join(1, top, num_prompt=509)]
+    chunks = [chunk(0, [7]), chunk(1, longest)]
+    made = []
+    for mode in (RunMode.FULL, RunMode.EAGER):
+        rig.run(ReplicaPlan(2, joins=joins, chunks=chunks), RunMode.EAGER, None)
+        rig.lens = [1, 509]
+        made.append([rig.decode(mode, 4) for _ in range(2)])
+        rig.run(ReplicaPlan(0, leaves=[0, 1]), RunMode.EAGER, None)
+    for (tokens, logits), (wanted, wanted_logits) in zip(*made, strict=True):
+        assert tokens == wanted and torch.equal(logits, wanted_logits)
