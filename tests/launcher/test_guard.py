@@ -62,3 +62,11 @@ def test_a_guard_survives_what_a_terminal_sends():
         guard._process.send_signal(number)
     assert guard.finish()
     assert child.wait(1) == -signal.SIGKILL
+
+
+def test_a_guard_that_was_killed_is_stood_in_for():
+    guard = Guard("test-stand-in")
+    child = start_marked("test-stand-in")
+    guard._process.kill()
+    assert guard.finish()
+    assert child.wait(1) == -signal.SIGKILL
