@@ -16,6 +16,8 @@ import time
 MARK = "LOCKSTEP_ENGINE"
 _GRACE_S = 1.0
 _GIVE_UP_S = 12.0
+# A process that starts a program has no environment for some milliseconds.
+_QUIET_S = 0.5
 
 
 class Guard:
@@ -64,17 +66,21 @@ def _environment(pid: int) -> list[bytes]:
 
 
 def _end_marked(mark: str) -> bool:
-    """Let them end by themselves for a moment, then kill until none is left."""
+    """Let them end by themselves for a moment, then kill until none has been seen for a while."""
     start = time.monotonic()
-    while left := marked(mark):
-        waited = time.monotonic() - start
-        if waited > _GIVE_UP_S:
-            return False
-        if waited > _GRACE_S:
+    seen = start - _QUIET_S
+    while True:
+        left, now = marked(mark), time.monotonic()
+        if not left and now - seen >= _QUIET_S:
+            return True
+        if now - start > _GIVE_UP_S:
+            return not left
+        if left:
+            seen = now
+        if now - start > _GRACE_S:
             for pid in left:
                 _kill(pid)
         time.sleep(0.1)
-    return True
 
 
 def _kill(pid: int) -> None:

@@ -46,6 +46,11 @@ def raylet_killed(command: Launched) -> None:
     os.kill(command.find("/raylet "), signal.SIGKILL)
 
 
+def head_killed(command: Launched) -> None:
+    command.await_text("scheduler:")
+    os.kill(command.find("/gcs_server "), signal.SIGKILL)
+
+
 def rank_killed(command: Launched) -> None:
     command.await_text("scheduler:")
     os.kill(int((command.folder / "rank0.pid").read_text()), signal.SIGKILL)
@@ -56,6 +61,7 @@ CASES = {
     killed_while_decoding: "FakeWorker",
     terminated: "FakeWorker",
     raylet_killed: "FakeWorker",
+    head_killed: "FakeWorker",
     rank_killed: "FakeWorker",
 }
 
@@ -99,6 +105,12 @@ def test_a_killed_raylet_ends_the_command_with_an_error(outcomes):
     code, stderr, _ = outcomes[raylet_killed]
     assert code == 4
     assert stderr.splitlines()[-1].startswith("lockstep: ")
+
+
+def test_a_killed_head_ends_the_command(outcomes):
+    code, stderr, _ = outcomes[head_killed]
+    assert isinstance(code, int) and code != 0
+    assert "GCS may have been killed" in stderr
 
 
 def test_a_killed_rank_is_the_last_line_once_and_every_request_has_an_answer(outcomes):

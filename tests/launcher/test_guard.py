@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 
+from lockstep.launcher import guard as module
 from lockstep.launcher.guard import MARK, Guard, marked
 
 DRIVER = """
@@ -70,3 +71,20 @@ def test_a_guard_that_was_killed_is_stood_in_for():
     guard._process.kill()
     assert guard.finish()
     assert child.wait(1) == -signal.SIGKILL
+
+
+def test_a_process_that_is_just_starting_a_program_is_not_overlooked(monkeypatch):
+    """Its environment is empty for a moment, here for the three looks after the first kill."""
+    plain, starting = start_marked("test-starting"), start_marked("test-starting")
+    looks, read = [], module._environment
+
+    def environment(pid):
+        if pid != starting.pid:
+            return read(pid)
+        looks.append(plain.poll())
+        return [] if len([look for look in looks if look is not None]) <= 3 else read(pid)
+
+    monkeypatch.setattr(module, "_environment", environment)
+    monkeypatch.setattr(module, "_GRACE_S", 0.0)
+    assert module._end_marked("test-starting")
+    assert starting.wait(1) == plain.wait(1) == -signal.SIGKILL
