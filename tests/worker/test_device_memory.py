@@ -167,7 +167,8 @@ def test_a_view_stays_valid_while_more_is_mapped_and_graphs_write_there() -> Non
         with torch.cuda.graph(graph):
             view[last:].narrow(0, 0, 1).fill_(1.0)
         memory.map_up_to(16 << 30)
-        assert free_before - torch.cuda.mem_get_info(device)[0] >= 16 << 30
+        # Other memory of this process may come back meanwhile, a few MiB at most.
+        assert free_before - torch.cuda.mem_get_info(device)[0] > (16 << 30) - (64 << 20)
         view[last].zero_()
         graph.replay()
         assert view[last].item() == 1.0

@@ -48,9 +48,10 @@ def serve_full_load(rig: GpuRig, scheduler: Scheduler, **sampling: object) -> No
 
 @pytest.mark.parametrize("utilization", [0.5, 0.9])
 def test_used_memory_is_what_was_promised_and_nothing_comes_first_later(
-    utilization: float,
+    utilization: float, start_rig: Callable[[WorkerConfig], GpuRig]
 ) -> None:
-    rig = GpuRig(gpu_config(num_blocks=None, utilization=utilization))
+    rig = start_rig(gpu_config(num_blocks=None, utilization=utilization))
+    scheduler = make_scheduler(rig.worker.config, rig.ready.num_blocks)
     assert used_fraction() == pytest.approx(utilization, abs=0.01)
     before = torch.cuda.memory_stats()
     with compilations() as compiled:
@@ -59,14 +60,12 @@ def test_used_memory_is_what_was_promised_and_nothing_comes_first_later(
             {"temperature": 0.9, "top_p": 0.9, "top_k": 30, "presence_penalty": 0.2, "seed": 1},
             {"temperature": 0.9, "logprobs": 5, "seed": 2},
         ):
-            rig.worker._next_step = None
-            serve_full_load(rig, **sampling)
+            serve_full_load(rig, scheduler, **sampling)
             assert used_fraction() == pytest.approx(utilization, abs=0.01)
     assert compiled == []
     after = torch.cuda.memory_stats()
     for counter in ("num_device_alloc", "num_alloc_retries"):
         assert after[counter] == before[counter], counter
-    rig.close()
 
 
 def test_the_top_blocks_of_a_full_pool_work(
