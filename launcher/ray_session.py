@@ -38,6 +38,10 @@ class RaySession:
         self._connected_here = connected_here
         self._guard = Guard(self.mark)
 
+    def claim(self, directory: str) -> None:
+        """Say where the own cluster keeps its files."""
+        self._guard.claim(directory)
+
     def close(self, *, others: bool = False) -> bool:
         """Disconnect, end an own cluster, see all that is marked gone. Safe to call twice.
 
@@ -65,12 +69,14 @@ def open_session(*, num_ranks: int, device: str) -> RaySession:
     options = {} if address else _local_options(num_ranks, device)
     try:
         with _marked(os.environ, session.mark), _own_sigterm_handler():
-            ray.init(logging_level=logging.WARNING, log_to_driver=True, **options)
+            context: Any = ray.init(logging_level=logging.WARNING, log_to_driver=True, **options)
     except BaseException as error:
         session.close()
         if isinstance(error, AuthenticationError):
             raise LaunchError(_refusal(address, error)) from error
         raise
+    if session.is_local:
+        session.claim(context.address_info["session_dir"])
     return session
 
 

@@ -6,6 +6,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from lockstep.launcher import guard as module
 from lockstep.launcher.guard import MARK, Guard, marked
 
@@ -88,3 +90,31 @@ def test_a_process_that_is_just_starting_a_program_is_not_overlooked(monkeypatch
     monkeypatch.setattr(module, "_GRACE_S", 0.0)
     assert module._end_marked("test-starting")
     assert starting.wait(1) == plain.wait(1) == -signal.SIGKILL
+
+
+HOLD = "import sys, time; file = open(sys.argv[1], 'a'); time.sleep(99)"
+
+
+def start_without_environment(path):
+    """As one that has written over it; holds ``path`` open."""
+    child = subprocess.Popen([sys.executable, "-IS", "-c", HOLD, str(path)], env={})
+    deadline = time.monotonic() + 10
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return child
+
+
+@pytest.mark.parametrize("guard_lives", [True, False])
+def test_what_has_lost_its_mark_is_known_by_the_files_of_its_cluster(tmp_path, guard_lives):
+    guard = Guard("test-files")
+    (tmp_path / "cluster").mkdir()
+    ours = start_without_environment(tmp_path / "cluster" / "agent.log")
+    other = start_without_environment(tmp_path / "cluster-2.log")
+    guard.claim(str(tmp_path / "cluster"))
+    if not guard_lives:
+        guard._process.kill()
+    assert guard.finish()
+    assert ours.wait(1) == -signal.SIGKILL
+    assert other.poll() is None
+    other.kill()
+    other.wait()
