@@ -60,6 +60,12 @@ def sleeper():
     child.wait()
 
 
+def eventual_cause(supervisor):
+    """The cause, however slow the machine: the limits of these tests leave no room for that."""
+    tries = (supervisor.await_cause() for _ in range(50))
+    return next(cause for cause in tries if cause is not None)
+
+
 def test_nothing_is_ended_while_all_is_well(supervisor, members):
     time.sleep(0.2)
     assert supervisor.cause is None
@@ -72,13 +78,13 @@ def test_the_sign_nearest_to_the_cause_wins_though_it_shows_last(supervisor, mem
     members[0].sign = Failure(Sign.RAISED, "failed: CommError")
     time.sleep(0.05)
     members[1].sign = Failure(Sign.DIED, "died: killed")
-    cause = supervisor.await_cause()
+    cause = eventual_cause(supervisor)
     assert cause[:3] == (Sign.DIED, Role.WORKER, "rank 1 died: killed")
 
 
 def test_all_that_die_with_a_rank_are_ended_though_ending_them_fails(supervisor, members):
     members[0].sign = Failure(Sign.RAISED, "failed")
-    assert supervisor.await_cause() is not None
+    assert eventual_cause(supervisor) is not None
     supervisor.stop()
     assert all(member.killed for member in members)
 
@@ -87,7 +93,7 @@ def test_a_silent_process_is_hung_and_named(supervisor, members, monkeypatch):
     monkeypatch.setattr(supervise, "HANG_S", 0.2)
     supervisor.serving()
     members[1].answers = False
-    cause = supervisor.await_cause()
+    cause = eventual_cause(supervisor)
     assert cause.sign is Sign.HUNG and cause.text.startswith("rank 1 hangs")
 
 
@@ -105,7 +111,7 @@ def test_processes_of_the_engine_are_gone_when_the_supervisor_has_stopped(sleepe
     supervisor = Supervisor([member])
     supervisor.start()
     member.sign = Failure(Sign.RAISED, "failed")
-    assert supervisor.await_cause() is not None
+    assert eventual_cause(supervisor) is not None
     supervisor.stop()
     assert process.gone
 
