@@ -57,6 +57,7 @@ _SAMPLING_HELP = {
 }
 # Commands without an engine: what they do, and the module that is loaded for them.
 _OFFLINE = {
+    "plan": ("show which graphs a configuration captures", "lockstep.launcher.plan"),
     "backends": ("list attention backends", "lockstep.launcher.backends"),
 }
 # A request's own seed is set in JSONL; from --seed, the engine's, requests without one draw theirs.

@@ -7,7 +7,11 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-SHORT = {"tensor_parallel_size": "-tp", "data_parallel_size": "-dp"}
+SHORT = {
+    "tensor_parallel_size": "-tp",
+    "data_parallel_size": "-dp",
+    "optimization_level": "-O",
+}
 _SCALARS: dict[type[inspect.Type], type] = {
     inspect.IntType: int,
     inspect.FloatType: float,

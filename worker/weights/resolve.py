@@ -20,13 +20,22 @@ def resolve_model(name: str, *, progress: Progress | None = None) -> Path:
     Raises:
         ValueError: nothing of that name is here, or it cannot be fetched; says what to do.
     """
+    return _resolve(name, _HUB_FILES, progress)
+
+
+def resolve_config(name: str) -> Path:
+    """As ``resolve_model``, but of a hub id only the file that tells the model's shape."""
+    return _resolve(name, ["config.json"], None)
+
+
+def _resolve(name: str, hub_files: list[str], progress: Progress | None) -> Path:
     if name == smollm2.NAME:
         return smollm2.directory(progress=progress)
     path = Path(name).expanduser()
     if path.exists():
         return _local(path)
     if _HUB_ID.fullmatch(name):
-        return _fetch(name)
+        return _fetch(name, hub_files)
     raise ValueError(
         f"model {name!r} is neither a path that exists, nor a hub id (owner/name), "
         f"nor {smollm2.NAME!r}"
@@ -45,12 +54,12 @@ def _local(path: Path) -> Path:
     raise ValueError(f"model {str(path)!r} holds {what}")
 
 
-def _fetch(hub_id: str) -> Path:
+def _fetch(hub_id: str, files: list[str]) -> Path:
     from huggingface_hub import snapshot_download
 
     # The library's errors share no base class: connection, login, gating and missing names differ.
     try:
-        path = snapshot_download(hub_id, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_DUPLICATES)
+        path = snapshot_download(hub_id, allow_patterns=files, ignore_patterns=_HUB_DUPLICATES)
     except Exception as error:
         raise ValueError(
             f"model {hub_id!r} cannot be fetched from the Hugging Face hub: {error}\n"

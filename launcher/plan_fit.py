@@ -1,0 +1,93 @@
+"""Sizes fitted to a histogram of batches, and what they gain over the standard grid."""
+
+from pathlib import Path
+
+import msgspec
+
+from lockstep.launcher.plan_graphs import PlannedGraphs, with_sizes
+from lockstep.launcher.plan_options import PlanOptions
+from lockstep.worker.graphs.dispatch import Dispatcher
+from lockstep.worker.graphs.fit import fit_sizes
+from lockstep.worker.graphs.mode import RunMode
+from lockstep.worker.graphs.padding import likely_batch, pad
+
+
+class Cost(msgspec.Struct, frozen=True):
+    """Padding of all counted steps over some sizes."""
+
+    num_sizes: int
+    wasted_tokens: int
+    waste_percent: float
+
+
+class FitReport(msgspec.Struct, frozen=True):
+    """``eager_steps`` have no graph in the standard grid either; they are not fitted to."""
+
+    sizes: tuple[int, ...]
+    standard: Cost
+    fitted: Cost
+    steps: int
+    eager_steps: int
+    flag: str
+    warnings: tuple[str, ...]
+
+
+def fit_report(options: PlanOptions, planned: PlannedGraphs) -> FitReport | None:
+    """The fit that ``--histogram`` asks for.
+
+    Raises:
+        ValueError: the file is no histogram, or a graph serves none of its batches.
+    """
+    if options.histogram is None:
+        return None
+    histogram = read_histogram(Path(options.histogram))
+    standard = planned.dispatcher
+    served = {count: steps for count, steps in histogram.items() if _is_served(count, standard)}
+    if not served:
+        mode = planned.resolved.mode
+        raise ValueError(f"histogram {options.histogram}: {mode} serves none of its batches")
+    num_sizes = len(standard.grid.capture_sizes)
+    sizes = fit_sizes(served, options.max_graphs or num_sizes)
+    fitted = with_sizes(options, planned.resolved.mode, sizes)
+    return FitReport(
+        sizes=sizes,
+        standard=_cost(served, standard),
+        fitted=_cost(served, fitted),
+        steps=sum(served.values()),
+        eager_steps=sum(histogram.values()) - sum(served.values()),
+        flag=f"--cudagraph-capture-sizes {' '.join(map(str, sizes))}",
+        warnings=fitted.warnings,
+    )
+
+
+def read_histogram(path: Path) -> dict[int, int]:
+    """``{num_tokens: steps}`` of a JSON file; sizes that never came are left out.
+
+    Raises:
+        ValueError: it cannot be read, or holds anything else.
+    """
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=dict[int, int])
+    except (OSError, msgspec.DecodeError) as error:
+        raise ValueError(f"histogram {path}: {error}") from None
+    for num_tokens, steps in found.items():
+        if num_tokens < 1 or steps < 0:
+            raise ValueError(
+                f"histogram {path}: it must count steps (0 or more) of batches of 1 token or "
+                f"more, got {num_tokens}: {steps}"
+            )
+    return {num_tokens: steps for num_tokens, steps in found.items() if steps}
+
+
+def _is_served(num_tokens: int, dispatcher: Dispatcher) -> bool:
+    padded = pad(dispatcher, likely_batch(num_tokens, dispatcher.grid))
+    return padded.run_mode is not RunMode.EAGER
+
+
+def _cost(histogram: dict[int, int], dispatcher: Dispatcher) -> Cost:
+    wasted = computed = 0
+    for num_tokens, steps in histogram.items():
+        padded = pad(dispatcher, likely_batch(num_tokens, dispatcher.grid))
+        wasted += steps * padded.wasted_tokens
+        computed += steps * padded.descriptor.num_tokens
+    return Cost(len(dispatcher.grid.capture_sizes), wasted, wasted / computed * 100)
