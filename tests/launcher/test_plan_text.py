@@ -97,6 +97,21 @@ def test_a_fit_gains_over_the_standard_grid_and_its_flag_can_be_pasted(
 
 
 @pytest.mark.parametrize(
+    ("flags", "sizes", "eager"),
+    [([], [7, 300], 0), (["--cudagraph-mode", "FULL_DECODE_ONLY"], [7], 2)],
+)
+def test_a_fit_is_to_what_graphs_of_the_mode_serve(
+    shown, tmp_path: Path, flags: list[str], sizes: list[int], eager: int
+) -> None:
+    path = tmp_path / "batches.json"
+    path.write_text('{"7": 5, "300": 2}')
+    fit = json.loads(shown("--json", "--histogram", str(path), *flags))["fit"]
+    assert (fit["sizes"], fit["eager_steps"]) == (sizes, eager)
+    assert fit["standard"]["wasted_tokens"] == 5 * 1 + (2 - eager) * 4
+    assert fit["fitted"]["wasted_tokens"] == 0
+
+
+@pytest.mark.parametrize(
     ("text", "flags", "part"),
     [
         ("[1]", [], "Expected `object`"),
