@@ -51,7 +51,11 @@ BACKENDS = (
         "lockstep.worker.attention.triton:TritonAttention",
         "triton",
     ),
-    BackendInfo("flashinfer", _SINGLE, _SAME),
+    BackendInfo(
+        "flashinfer",
+        _SINGLE,
+        "no adapter: it plans each step on the host, by lengths that only the device knows here",
+    ),
     BackendInfo("flash_attn_2", _BATCH, _SAME),
     BackendInfo("flash_attn_3", _ALWAYS, _SAME),
     BackendInfo("flashmla", _BATCH, _MLA),
