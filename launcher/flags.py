@@ -91,4 +91,6 @@ def _unwrap(type_: inspect.Type) -> tuple[inspect.Type, str]:
 
 
 def _shown(default: object) -> str:
+    if isinstance(default, tuple):
+        return " ".join(map(str, default))
     return ("on" if default else "off") if isinstance(default, bool) else str(default)

@@ -52,7 +52,7 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
     performance_mode: Annotated[PerformanceMode, _help("how fine the grid is")] = "balanced"
     compute_capability: Annotated[str, _help("of the GPUs planned for")] = "9.0"
     lora_cases: Annotated[
-        tuple[int, ...], _help("counts of active adapters with graphs of their own (default 0)")
+        tuple[int, ...], _help("counts of active adapters with graphs of their own")
     ] = (0,)
     attention_backend: Annotated[str | None, _help("see 'lockstep backends'")] = None
     attention_support: Annotated[
