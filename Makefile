@@ -2,6 +2,7 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 PYTHON ?= python3
+JOBS ?= 1
 
 .PHONY: demo test check golden gpu-test bench-scheduler venv clean
 
@@ -18,7 +19,7 @@ check: venv
 	$(BIN)/mypy
 
 golden: venv
-	$(BIN)/python tests/golden.py --report docs/golden.md
+	$(BIN)/python tests/golden.py --report docs/golden.md --jobs $(JOBS)
 
 gpu-test:
 	PYTHONPATH=deploy/package $(PYTHON) -P -m pytest -m "gpu or multigpu" -rs

@@ -9,6 +9,8 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -95,12 +97,15 @@ def run(case: Case) -> Verdict:
         source, target = Path(folder, "in.jsonl"), Path(folder, "out.jsonl")
         source.write_text("".join(json.dumps({"prompt": item["prompt"]}) + "\n" for item in asked))
         files = ["--prompts-file", str(source), "--output", str(target)]
-        done = subprocess.run(
-            [*command(case), "generate", *settings(case), *files],
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-        )
+        try:
+            done = subprocess.run(
+                [*command(case), "generate", *settings(case), *files],
+                capture_output=True,
+                text=True,
+                timeout=TIMEOUT_S,
+            )
+        except subprocess.TimeoutExpired:
+            return Verdict(f"no answer in {TIMEOUT_S} s", len(asked), 0, TIMEOUT_S)
         text = target.read_text() if target.exists() else ""
     seconds = time.monotonic() - began
     if done.returncode != 0:
@@ -148,19 +153,28 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--report", type=Path, required=True)
     parser.add_argument("--resume", action="store_true", help="keep what the report has of a run")
+    parser.add_argument("--jobs", type=int, default=1, help="cases at a time")
     options = parser.parse_args()
     path: Path = options.report
     kept = path.read_text().splitlines(keepends=True) if options.resume and path.exists() else []
     cases = all_cases(AXES)
     rows = {_key(case): line for case in cases for line in kept if line.startswith(_key(case))}
     # The cover first, so that a run that is cut short has seen all sides.
-    for case in [*pairwise(AXES), *cases]:
-        if _key(case) not in rows:
-            rows[_key(case)] = row(case, run(case))
-            sys.stderr.write(f"{len(rows)} of {len(cases)} {rows[_key(case)]}")
-            ordered = [rows[key] for key in map(_key, cases) if key in rows]
-            path.write_text(document(ordered, len(cases)))
+    waiting = {_key(case): case for case in [*pairwise(AXES), *cases] if _key(case) not in rows}
+    for case, verdict in verdicts(list(waiting.values()), options.jobs):
+        rows[_key(case)] = row(case, verdict)
+        sys.stderr.write(f"{len(rows)} of {len(cases)} {rows[_key(case)]}")
+        ordered = [rows[key] for key in map(_key, cases) if key in rows]
+        path.write_text(document(ordered, len(cases)))
     return 1 if num_different(list(rows.values())) else 0
+
+
+def verdicts(cases: list[Case], jobs: int) -> Iterator[tuple[Case, Verdict]]:
+    """Run cases, ``jobs`` at a time, and give each as it ends."""
+    with ThreadPoolExecutor(jobs) as pool:
+        running = {pool.submit(run, case): case for case in cases}
+        for done in as_completed(running):
+            yield running[done], done.result()
 
 
 def num_different(rows: list[str]) -> int:
