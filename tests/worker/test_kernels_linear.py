@@ -11,7 +11,6 @@ DEVICE = kernel_device()
 
 from lockstep.parallel.placement import TorchLinear  # noqa: E402
 from lockstep.worker.kernels.linear import (  # noqa: E402
-    SMALL_WEIGHT,
     FewRowsLinear,
     KernelLinear,
     Tiles,
@@ -115,16 +114,8 @@ def test_any_number_of_rows_is_that_of_torch(rows: int) -> None:
     [(4096, 1024), (1024, 2048), (3072, 1024), (1024, 3072), (6144, 4096), (14336, 4096)],
 )
 def test_model_shapes(out_size: int, in_size: int) -> None:
-    small = 2 * out_size * in_size <= SMALL_WEIGHT
-    for rows in (1, 2, 8, 16) if small else (1,):
+    for rows in (1, 2, 8, 16):
         _check(rows, out_size, in_size, with_bias=False)
-
-
-@pytest.mark.gpu
-def test_several_rows_of_a_large_weight_are_left_to_others() -> None:
-    weight = torch.empty(6144, 4096, dtype=DTYPE, device=DEVICE)
-    assert FewRowsLinear(DEVICE).serves(_random(1, 4096), weight)
-    assert not FewRowsLinear(DEVICE).serves(_random(2, 4096), weight)
 
 
 @pytest.mark.gpu

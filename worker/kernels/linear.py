@@ -20,8 +20,8 @@ from lockstep.worker.kernels.chain import chained, follow, prefetch_rows
 MAX_ROWS = 16
 ENOUGH_PROGRAMS = 256
 _PART_FLOATS = 1 << 20
-# Larger weights keep the device busy from kernel to kernel: with several rows cuBLAS is then
-# ahead, and an early start only takes bandwidth from the kernel that runs.
+# Larger weights keep the device busy from kernel to kernel: an early start would only take
+# bandwidth from the kernel that runs.
 SMALL_WEIGHT = 1 << 23
 
 
@@ -177,7 +177,7 @@ class FewRowsLinear:
     def serves(self, x: Tensor, weight: Tensor) -> bool:
         """x [rows, in_size] and weight [out_size, in_size], both of one half type."""
         return (
-            0 < x.shape[0] <= (MAX_ROWS if weight.numel() <= SMALL_WEIGHT else 1)
+            0 < x.shape[0] <= MAX_ROWS
             and x.dtype == weight.dtype
             and x.element_size() == 2
             and x.shape[1] % 8 == 0
