@@ -10,7 +10,8 @@ class AttentionMetadata:
     """Row i of a batch is lane i; an idle lane has no query in a mixed step.
 
     Tokens beyond ``query_start_loc[-1]`` are padding. In decode form (``max_query_len`` 1) every
-    row has exactly one query, so token i belongs to row i.
+    row has exactly one query, so token i belongs to row i. Each step that is not replayed has an
+    object of its own, by which a backend may know what it planned for.
     """
 
     slots: Tensor  # [num_tokens] int64; padded and idle tokens point into the padding block

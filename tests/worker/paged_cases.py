@@ -46,12 +46,13 @@ class PagedCase:
             for i in range(length):
                 end = self.contexts[row] - length + i + 1
                 begin = 0 if window is None else max(0, end - window)
-                out[token] = _attend_one(self.q[token], k[begin:end], v[begin:end], scale)
+                out[token] = attend_one(self.q[token], k[begin:end], v[begin:end], scale)
                 token += 1
         return out
 
 
-def _attend_one(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+def attend_one(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """One query [num_heads, head_dim] over all of k and v, in float32."""
     group = q.shape[0] // k.shape[1]
     rows = []
     for head in range(q.shape[0]):
@@ -87,14 +88,16 @@ def make_case(
     for row, (length, context) in enumerate(zip(query_lens, contexts, strict=True)):
         ids = [free.pop() for _ in range(blocks_per_row[row])]
         table[row, : len(ids)] = torch.tensor(ids)
-        k, v = (torch.randn(context, num_kv_heads, head_dim).to(dtype) for _ in range(2))
-        dense.append((k.to(device), v.to(device)))
+        k, v = (
+            torch.randn(context, num_kv_heads, head_dim, device=device).to(dtype) for _ in range(2)
+        )
+        dense.append((k, v))
         row_slots = [ids[i // block_size] * block_size + i % block_size for i in range(context)]
         _fill(cache, row_slots[: context - length], k, v)
         new_k.append(k[context - length :])
         new_v.append(v[context - length :])
         slots += row_slots[context - length :]
-    padding = torch.randn(num_padding_tokens, num_kv_heads, head_dim).to(dtype)
+    padding = torch.randn(num_padding_tokens, num_kv_heads, head_dim).to(device, dtype)
     starts = torch.tensor([0, *query_lens]).cumsum(0)
     num_tokens = int(starts[-1]) + num_padding_tokens
     metadata = AttentionMetadata(
@@ -107,8 +110,8 @@ def make_case(
     )
     return PagedCase(
         q=torch.randn(num_tokens, num_heads, head_dim).to(device, dtype),
-        k=torch.cat([*new_k, padding]).to(device),
-        v=torch.cat([*new_v, padding]).to(device),
+        k=torch.cat([*new_k, padding]),
+        v=torch.cat([*new_v, padding]),
         metadata=metadata,
         dense=dense,
         cache=cache,
@@ -118,7 +121,7 @@ def make_case(
 
 
 def _fill(cache: KVCache, slots: list[int], k: Tensor, v: Tensor) -> None:
-    block_size = cache.block_size
+    places = torch.tensor(slots, dtype=torch.int64, device=k.device)
+    where = (places // cache.block_size, places % cache.block_size)
     for layer, new in zip(cache.layer(0), (k, v), strict=True):
-        for i, slot in enumerate(slots):
-            layer[slot // block_size, slot % block_size] = new[i]
+        layer[where] = new[: len(slots)]

@@ -233,32 +233,6 @@ def test_a_captured_decode_follows_context_lens_and_repeats_bit_for_bit() -> Non
 
 
 @pytest.mark.gpu
-def test_the_top_blocks_of_a_large_cache() -> None:
-    """Offsets beyond 2**32 elements: a pool of 10 GB, the row in its last blocks."""
-    small = make_case(
-        [1, 20], [400, 20], num_heads=16, num_kv_heads=8, head_dim=128, block_size=16,
-        dtype=torch.bfloat16, device="cuda",
-    )  # fmt: skip
-    num_used, block_shape = small.cache.storage.shape[0], small.cache.storage.shape[1:]
-    num_blocks = (5 << 30) // block_shape.numel()
-    storage = torch.empty((num_blocks, *block_shape), dtype=torch.bfloat16, device="cuda")
-    shift = num_blocks - num_used
-    storage[shift:] = small.cache.storage
-    metadata = replace(
-        small.metadata,
-        slots=small.metadata.slots + shift * 16,
-        block_table=small.metadata.block_table + shift,
-    )
-    out = torch.empty_like(small.q)
-    TritonAttention(small.sizes()).forward(
-        small.q, small.k, small.v, (storage[:, 0, 0], storage[:, 0, 1]), metadata,
-        scale=SCALE, window=None, out=out,
-    )  # fmt: skip
-    assert out.equal(_attend(small))
-    torch.testing.assert_close(storage[shift:], small.cache.storage, rtol=0, atol=0, equal_nan=True)
-
-
-@pytest.mark.gpu
 def test_batches_of_all_sizes_use_the_kernels_of_a_small_warm_up() -> None:
     """Numbers of rows, tokens, blocks and programs must not be compiled in."""
     # No other test has this shape, so what it needs is not compiled yet.

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from lockstep.worker.attention.registry import ADAPTERS
+from lockstep.worker.attention.registry import ADAPTERS, find_backend
 from lockstep.worker.forward import AttentionMetadata
 from lockstep.worker.graphs.mode import AttentionSupport
 
@@ -67,15 +67,18 @@ def resolve_backend(name: str, device: torch.device) -> str:
     """The backend that ``name`` means on this device.
 
     Raises:
-        ValueError: no backend has this name, or it cannot run on this device.
+        ValueError: no backend has this name, it cannot run on this device, or what it imports is
+            not installed.
     """
     if name == "auto":
         return "triton" if device.type == "cuda" else "reference"
     if name not in ADAPTERS:
         known = ", ".join(["auto", *ADAPTERS])
         raise ValueError(f"attention_backend must be one of {known}, got {name!r}")
-    if name == "triton" and device.type != "cuda":
-        raise ValueError(f"attention_backend triton needs a CUDA device, got {device}")
+    if name != "reference" and device.type != "cuda":
+        raise ValueError(f"attention_backend {name} needs a CUDA device, got {device}")
+    if missing := find_backend(name).missing:
+        raise ValueError(f"attention_backend {name} needs the package {missing}, not found here")
     return name
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from lockstep.worker.graphs.mode import AttentionSupport
 
+_NEVER = AttentionSupport.NEVER
 _ALWAYS = AttentionSupport.ALWAYS
 _BATCH = AttentionSupport.UNIFORM_BATCH
 _SINGLE = AttentionSupport.UNIFORM_SINGLE_TOKEN_DECODE
@@ -53,8 +54,11 @@ BACKENDS = (
     ),
     BackendInfo(
         "flashinfer",
-        _SINGLE,
-        "no adapter: it plans each step on the host, by lengths that only the device knows here",
+        _NEVER,
+        "on CUDA; plans each step on the host by lengths that the device must tell first "
+        "(vLLM lists it as UNIFORM_SINGLE_TOKEN_DECODE)",
+        "lockstep.worker.attention.flashinfer:FlashInferAttention",
+        "flashinfer",
     ),
     BackendInfo("flash_attn_2", _BATCH, _SAME),
     BackendInfo("flash_attn_3", _ALWAYS, _SAME),
