@@ -18,6 +18,7 @@ from lockstep.comm.ledger import Ledger, LedgerEntry
 _T = TypeVar("_T")
 _FRAME_BYTES = 512
 _LENGTH_BYTES = 8
+_CONNECT_ELEMENTS = 64
 
 
 class Communicator:
@@ -60,6 +61,25 @@ class Communicator:
     def all_reduce_choice(self) -> str:
         """The table of all-reduces by size, as text; it belongs into the manifest."""
         return "none" if self.group is None else self._table.text
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Device memory of the fixed buffers that all-reduces work in."""
+        return 0 if self.group is None else self._table.buffer_bytes
+
+    def connect(self) -> None:
+        """Use every way to communicate once, so that libraries make their connections now."""
+        group = self.group
+        if group is None:
+            return
+        group.check()
+        x = torch.zeros(_CONNECT_ELEMENTS, device=group.device)
+        try:
+            for algorithm in self._table.algorithms:
+                algorithm(x)
+        except RuntimeError as error:
+            raise group.failed("connect", error) from error
+        self.all_gather(x)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Sum over the ranks. ``x`` may be overwritten; the result is what returns."""

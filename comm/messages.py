@@ -188,9 +188,41 @@ class StepResult(msgspec.Struct, frozen=True, tag="result"):
     run_mode: int = 0
 
 
+# Producer: a rank that has captured a descriptor, inside WorkerReady. Consumer: launcher.
+class GraphCost(msgspec.Struct, frozen=True, array_like=True):
+    """What capturing one descriptor took; 0 bytes where nobody counts.
+
+    ``uniform_query_len`` is 0 for mixed batches.
+    """
+
+    num_tokens: int
+    uniform_query_len: int
+    seconds: float
+    num_bytes: int
+
+
+# Producer: a rank, inside WorkerReady. Consumer: launcher.
+class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes of a rank's device by what holds them; see ``worker.memory_account``.
+
+    ``parts`` add up to what the device says is in use, of ``total`` (0 where nobody counts).
+    ``budget`` is what ``gpu_memory_utilization`` allows, 0 where the KV cache's size was given.
+    ``estimate_error`` is what was estimated for all but the KV cache less what that then took,
+    None where nothing was estimated.
+    """
+
+    parts: dict[str, int]
+    total: int = 0
+    budget: int = 0
+    estimate_error: int | None = None
+
+
 # Producer: a rank, once it can serve. Consumer: launcher.
 class WorkerReady(msgspec.Struct, frozen=True, tag="ready"):
-    """``num_blocks`` includes block 0 and is already the least of the lockstep group."""
+    """``num_blocks`` includes block 0 and is already the least of the lockstep group.
+
+    ``graph_costs`` are in the order of capture.
+    """
 
     global_rank: int
     pid: int
@@ -200,7 +232,8 @@ class WorkerReady(msgspec.Struct, frozen=True, tag="ready"):
     graph_mode: str
     num_graphs: int
     stage_seconds: dict[str, float]
-    memory_bytes: dict[str, int]
+    memory: MemoryReport
+    graph_costs: list[GraphCost] = []
 
 
 # Producer: a rank that is about to exit with an error. Consumer: Scheduler, then launcher.

@@ -33,6 +33,7 @@ from lockstep.launcher.generate import (
 )
 from lockstep.launcher.progress import stages
 from lockstep.launcher.resolve import Resolved, resolve
+from lockstep.launcher.start_report import start_report
 from lockstep.launcher.strict import convert
 
 INTERRUPTED = 130
@@ -107,6 +108,8 @@ def run(command: Command, start_engine: StartEngine, *, resolved: Resolved | Non
             sys.stderr.write(f"lockstep: {note}\n")
         engine = start_engine(resolved, progress)
     try:
+        for line in start_report(engine.summary()):
+            sys.stderr.write(f"lockstep: {line}\n")
         totals = generate(command.options, resolved, engine)
         sys.stderr.write(summarize(resolved, engine, totals))
         report_graphs(command.options, engine)

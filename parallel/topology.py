@@ -77,6 +77,18 @@ class Topology:
         found = {id(c): c for c in (self.tp, self.dp, self.lockstep, self.world)}
         return list(found.values())
 
+    @property
+    def buffer_bytes(self) -> int:
+        """Device memory of the fixed buffers of all groups."""
+        return sum(communicator.buffer_bytes for communicator in self.communicators)
+
+    def connect(self) -> None:
+        """Let the groups of devices make their connections. All ranks of ``lockstep`` call this."""
+        # On the host first: on a device nothing could tell that a peer will not come.
+        self.lockstep.barrier()
+        for communicator in {id(c): c for c in (self.tp, self.dp)}.values():
+            communicator.connect()
+
     def retire(self) -> None:
         """With the device idle: wait until no thread looks at earlier work of any group."""
         for communicator in self.communicators:

@@ -1,5 +1,6 @@
 """Where the KV cache's memory comes from: an amount that is known, or what a device has left."""
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
@@ -14,7 +15,19 @@ class KVMemory(Protocol):
 
     cache: KVCache
 
-    def num_blocks_left(self) -> int: ...
+    @property
+    def num_bytes(self) -> int:
+        """What it holds of the device now."""
+        ...
+
+    @property
+    def torch_bytes(self) -> int:
+        """The part of ``num_bytes`` that torch's allocator holds."""
+        ...
+
+    def num_blocks_left(self, others: Mapping[str, int]) -> int:
+        """How many blocks there may be beside ``others``, bytes of the device by holder."""
+        ...
 
     def close(self) -> None: ...
 
@@ -25,7 +38,15 @@ class FixedMemory:
     def __init__(self, layout: KVLayout, num_blocks: int, device: torch.device) -> None:
         self.cache = KVCache.allocate(layout, num_blocks, device)
 
-    def num_blocks_left(self) -> int:
+    @property
+    def num_bytes(self) -> int:
+        return self.cache.storage.nbytes
+
+    @property
+    def torch_bytes(self) -> int:
+        return self.cache.storage.nbytes
+
+    def num_blocks_left(self, others: Mapping[str, int]) -> int:
         return self.cache.num_blocks
 
     def close(self) -> None:
@@ -40,40 +61,40 @@ class MappedMemory:
 
         self._layout = layout
         self._config = config
-        self._device = device
-        self._range = MappedRange(torch.cuda.mem_get_info(device)[1], device)
+        self._total_bytes = torch.cuda.mem_get_info(device)[1]
+        self._range = MappedRange(self._total_bytes, device)
         self._range.map_up_to(MIN_BLOCKS * layout.block_bytes)
         max_blocks = self._range.reserved_bytes // layout.block_bytes
         storage = self._range.tensor((max_blocks, *layout.block_shape), layout.dtype)
         self.cache = KVCache(layout, storage, self._range.map_up_to)
         self.cache.grow(MIN_BLOCKS)
 
-    def num_blocks_left(self) -> int:
+    @property
+    def num_bytes(self) -> int:
+        return self._range.mapped_bytes
+
+    @property
+    def torch_bytes(self) -> int:
+        return 0
+
+    def num_blocks_left(self, others: Mapping[str, int]) -> int:
         """Blocks up to ``gpu_memory_utilization``, now that all else has its memory."""
-        used, total = used_and_total_bytes(self._device)
         # The last block may cost a whole granule more.
-        other_bytes = used - self._range.mapped_bytes + self._range.granularity
-        return blocks_beside(other_bytes, total, self._layout, self._config)
+        whole = {**others, "unit of mapping": self._range.granularity}
+        return blocks_beside(whole, self._total_bytes, self._layout, self._config)
 
     def close(self) -> None:
         self._range.close()
 
 
-def blocks_beside(other_bytes: int, total_bytes: int, layout: KVLayout, config: CacheConfig) -> int:
-    """Blocks up to ``gpu_memory_utilization`` of a device, beside ``other_bytes``."""
+def blocks_beside(
+    others: Mapping[str, int], total_bytes: int, layout: KVLayout, config: CacheConfig
+) -> int:
+    """Blocks up to ``gpu_memory_utilization`` of a device, beside what ``others`` hold."""
     num_bytes = kv_budget(
         total_bytes=total_bytes,
-        other_bytes=other_bytes,
+        others=others,
         utilization=config.gpu_memory_utilization,
         least_bytes=MIN_BLOCKS * layout.block_bytes,
     )
     return layout.blocks_in(num_bytes)
-
-
-def used_and_total_bytes(device: torch.device) -> tuple[int, int]:
-    """Of the whole device, by all processes. (0, 0) where that is not known."""
-    if device.type != "cuda":
-        return 0, 0
-    torch.cuda.synchronize(device)
-    free, total = torch.cuda.mem_get_info(device)
-    return total - free, total

@@ -39,9 +39,20 @@ def _parse_choice(text: str, entry: str) -> Choice:
 
 
 class AllReduceTable:
-    """The algorithms of one group by size. What does not support a tensor leaves it to the next."""
+    """The algorithms of one group by size. What does not support a tensor leaves it to the next.
 
-    def __init__(self, choices: Sequence[Choice], algorithms: Mapping[str, AllReduce]) -> None:
+    Args:
+        buffer_bytes: fixed buffers that they work in.
+    """
+
+    def __init__(
+        self,
+        choices: Sequence[Choice],
+        algorithms: Mapping[str, AllReduce],
+        buffer_bytes: int = 0,
+    ) -> None:
+        self.algorithms = tuple(algorithms.values())
+        self.buffer_bytes = buffer_bytes
         self._entries = [
             (float("inf") if limit is None else limit, algorithms[name]) for name, limit in choices
         ]

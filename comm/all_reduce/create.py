@@ -50,6 +50,7 @@ def create_all_reduce(group: Group, choice: str, host: Host) -> AllReduceTable:
     library = library_all_reduce(group)
     choices = _choices(group, choice, library.name)
     algorithms: dict[str, AllReduce] = {library.name: library}
+    buffer_bytes = 0
     limits = [limit for name, limit in choices if name in _SYMMETRIC]
     if limits:
         buffer = _symmetric_buffer(group, max(limit or SYMMETRIC_BYTES for limit in limits), host)
@@ -59,7 +60,8 @@ def create_all_reduce(group: Group, choice: str, host: Host) -> AllReduceTable:
             _log.info("all-reduce by %s only: %s", library.name, buffer)
             return AllReduceTable([Choice(library.name, None)], algorithms)
         algorithms |= {"one_shot": OneShotAllReduce(buffer), "two_shot": TwoShotAllReduce(buffer)}
-    return AllReduceTable(choices, algorithms)
+        buffer_bytes = buffer.data.nbytes
+    return AllReduceTable(choices, algorithms, buffer_bytes)
 
 
 def _choices(group: Group, choice: str, library: str) -> Sequence[Choice]:

@@ -66,7 +66,7 @@ class _Host:
         pass
 
 
-_BUFFER = SimpleNamespace(size=2)
+_BUFFER = SimpleNamespace(size=2, data=torch.zeros(24, dtype=torch.uint8))
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ _OBSTACLES = {
 def test_symmetric_memory_serves_where_every_peer_was_read(machine) -> None:
     assert create_all_reduce(_Group(), "auto", _Host()).text == AUTO_TABLE
     table = create_all_reduce(_Group(), "two_shot", _Host())
-    assert table.text == "two_shot:4194304,nccl"
+    assert table.text == "two_shot:4194304,nccl" and table.buffer_bytes == 24
 
 
 @pytest.mark.parametrize("reason", _OBSTACLES)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 
 from lockstep.comm.messages import (
     AddRequest,
+    MemoryReport,
     TokenDelta,
     TokenLogprobs,
     WorkerReady,
@@ -71,7 +72,8 @@ class FakeEngine:
         return SchedulerStats([], {}, 0, 0, {}, 0, 0)
 
     def summary(self) -> EngineSummary:
-        ready = WorkerReady(0, 1, "host", "cpu", 9, "FULL_DECODE_ONLY", 4, {}, {})
+        memory = MemoryReport(parts={})
+        ready = WorkerReady(0, 1, "host", "cpu", 9, "FULL_DECODE_ONLY", 4, {}, memory)
         return EngineSummary(launcher="fake", ready=[ready])
 
     def shutdown(self) -> None:

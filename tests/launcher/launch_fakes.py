@@ -15,6 +15,7 @@ from threading import Event, Lock
 from lockstep.comm.codec import decode_plan, decode_result, encode
 from lockstep.comm.errors import CommError
 from lockstep.comm.messages import (
+    MemoryReport,
     ReplicaPlan,
     StepAgreement,
     StepPlan,
@@ -50,7 +51,7 @@ class FakeWorker:
         return WorkerReady(
             global_rank=self.spec.global_rank, pid=os.getpid(), host=socket.gethostname(),
             device=self.spec.device, num_blocks=64, graph_mode="NONE", num_graphs=0,
-            stage_seconds={}, memory_bytes={},
+            stage_seconds={}, memory=MemoryReport(parts={}),
         )  # fmt: skip
 
     def load(self, progress):

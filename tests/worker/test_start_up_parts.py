@@ -19,11 +19,15 @@ CPU = torch.device("cpu")
 
 
 def test_the_budget_is_what_is_left_of_the_promise() -> None:
-    assert kv_budget(total_bytes=1000, other_bytes=300, utilization=0.9, least_bytes=10) == 600
+    others = {"weights": 200 << 20, "driver": 100 << 20}
+    sizes = {"total_bytes": 1000 << 20, "others": others}
+    assert kv_budget(**sizes, utilization=0.9, least_bytes=10) == 600 << 20
     with pytest.raises(
-        ValueError, match=r"gpu_memory_utilization must be at least 0\.350, got 0.3"
+        ValueError,
+        match=r"gpu_memory_utilization must be at least 0\.350, got 0\.3: weights 200\.0 \+ "
+        r"driver 100\.0 = 300\.0 MiB of 1000\.0 are taken, and the KV cache needs 50\.0",
     ):
-        kv_budget(total_bytes=1000, other_bytes=300, utilization=0.3, least_bytes=50)
+        kv_budget(**sizes, utilization=0.3, least_bytes=50 << 20)
 
 
 def test_graph_memory_from_the_two_largest() -> None:

@@ -1,26 +1,32 @@
 """How many bytes are left for the KV cache (pure, no torch)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 _LEAST_GRAPH_BYTES = 1 << 20
+_MIB = 1 << 20
 
 
-def kv_budget(*, total_bytes: int, other_bytes: int, utilization: float, least_bytes: int) -> int:
+def kv_budget(
+    *, total_bytes: int, others: Mapping[str, int], utilization: float, least_bytes: int
+) -> int:
     """Bytes for the KV cache so that the device is used up to ``utilization``.
 
     Args:
-        other_bytes: used on the device by all but the KV cache, other processes included.
+        others: bytes on the device of all but the KV cache, other processes included, by holder.
         least_bytes: what a KV cache needs to be of use.
 
     Raises:
-        ValueError: less is left; the message has the utilization that would do.
+        ValueError: less is left; the message has every term and the utilization that would do.
     """
+    other_bytes = sum(others.values())
     left = int(total_bytes * utilization) - other_bytes
     if left < least_bytes:
         needed = (other_bytes + least_bytes) / total_bytes
+        terms = " + ".join(f"{name} {size / _MIB:.1f}" for name, size in others.items())
         raise ValueError(
-            f"gpu_memory_utilization must be at least {needed:.3f}, got {utilization}: of "
-            f"{total_bytes} bytes {other_bytes} are in use and the KV cache needs {least_bytes}"
+            f"gpu_memory_utilization must be at least {needed:.3f}, got {utilization}: "
+            f"{terms} = {other_bytes / _MIB:.1f} MiB of {total_bytes / _MIB:.1f} are taken, "
+            f"and the KV cache needs {least_bytes / _MIB:.1f}"
         )
     return left
 

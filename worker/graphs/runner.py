@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from lockstep.comm.errors import CommError
 from lockstep.comm.ledger import compare_ledgers
+from lockstep.comm.messages import GraphCost
 from lockstep.parallel.topology import Topology
 from lockstep.worker.graphs.agreement import compare_manifests
 from lockstep.worker.graphs.backend import Captured, CaptureSession, GraphBackend
@@ -80,6 +81,13 @@ class GraphRunner:
             self._topology.retire()
             records = {key: self._capture(session, key, work.parts(key)) for key in work}
         self._book, self._records = book, records
+
+    def costs(self) -> list[GraphCost]:
+        """What each descriptor took, in the order of capture."""
+        return [
+            GraphCost(key.num_tokens, key.uniform_query_len, record.seconds, record.num_bytes)
+            for key, record in self._records.items()
+        ]
 
     def captured(self, descriptor: BatchDescriptor, part: str) -> bool:
         record = self._records.get(descriptor)
