@@ -67,7 +67,10 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 # Producer: Scheduler. Consumer: front end.
 class TokenDelta(msgspec.Struct, frozen=True, tag="delta", gc=False):
-    """New tokens of a request; ``finish_reason`` (stop, length, abort, error) with the last."""
+    """New tokens of a request; ``finish_reason`` (stop, length, abort, error) with the last.
+
+    ``engine_ended``: the error is not about the request, which may be tried on another engine.
+    """
 
     req_id: str
     token_ids: bytes = b""
@@ -75,6 +78,12 @@ class TokenDelta(msgspec.Struct, frozen=True, tag="delta", gc=False):
     error: str | None = None
     logprobs: list[TokenLogprobs] | None = None
     num_cached_tokens: int = 0
+    engine_ended: bool = False
+
+
+def lost_request(req_id: str, error: str) -> TokenDelta:
+    """The last delta of a request whose engine ends."""
+    return TokenDelta(req_id, finish_reason="error", error=error, engine_ended=True)
 
 
 # Producer: Scheduler, inside ReplicaPlan. Consumer: Worker.

@@ -5,6 +5,7 @@ else. What it may call is what Hugging Face templates expect.
 """
 
 import json
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -35,20 +36,18 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise ValueError(f"chat_template does not compile: {error}") from None
 
-    def render(self, messages: list[Message], **variables: Any) -> str:
+    def render(self, messages: list[Message], variables: Mapping[str, Any] | None = None) -> str:
         """Prompt text that ends where the assistant begins to speak.
+
+        ``variables`` replace those that templates are given otherwise.
 
         Raises:
             ValueError: the template refuses the messages or fails on them.
         """
+        given: dict[str, Any] = {"tools": None, "documents": None, "add_generation_prompt": True}
+        given |= self._special_tokens
         try:
-            return self._template.render(
-                messages=messages,
-                tools=None,
-                documents=None,
-                add_generation_prompt=True,
-                **(self._special_tokens | variables),
-            )
+            return self._template.render(given | {**(variables or {}), "messages": messages})
         # A template is foreign code: whatever it raises is about this request, not about us.
         except Exception as error:
             raise ValueError(f"messages: the chat template failed: {error}") from None

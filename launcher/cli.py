@@ -22,7 +22,7 @@ from lockstep.comm.sampling import SamplingParams
 from lockstep.launcher import flags
 from lockstep.launcher.config import LaunchConfig, build_config
 from lockstep.launcher.errors import ConfigError, LaunchError
-from lockstep.launcher.front_end import StartEngine, start_default_engine
+from lockstep.launcher.front_end import StartEngine, open_engine, start_default_engine
 from lockstep.launcher.generate import (
     STDIN,
     GenerateOptions,
@@ -32,7 +32,6 @@ from lockstep.launcher.generate import (
     summarize,
 )
 from lockstep.launcher.progress import stages
-from lockstep.launcher.resolve import Resolved, resolve
 from lockstep.launcher.start_report import start_report
 from lockstep.launcher.strict import convert
 
@@ -61,6 +60,8 @@ _OFFLINE = {
     "plan": ("show which graphs a configuration captures", "lockstep.launcher.plan"),
     "backends": ("list attention backends", "lockstep.launcher.backends"),
 }
+# Commands with one of their own.
+_SERVING = {"serve": ("answer requests over HTTP", "lockstep.launcher.serve.command")}
 # A request's own seed is set in JSONL; from --seed, the engine's, requests without one draw theirs.
 _NO_FLAG = ("seed", "logit_bias")
 
@@ -96,17 +97,14 @@ def parse(argv: Sequence[str]) -> Command:
     return Command(launch=build_config(flags.given(namespace, LaunchConfig), file), options=options)
 
 
-def run(command: Command, start_engine: StartEngine, *, resolved: Resolved | None = None) -> int:
+def run(command: Command, start_engine: StartEngine) -> int:
     """Start an engine, generate, end the engine; returns the exit code.
 
     Raises:
         LaunchError: the engine cannot start, or dies.
     """
     with stages() as progress:
-        resolved = resolved or resolve(command.launch, progress=progress)
-        for note in resolved.notes:
-            sys.stderr.write(f"lockstep: {note}\n")
-        engine = start_engine(resolved, progress)
+        resolved, engine = open_engine(command.launch, start_engine, progress)
     try:
         for line in start_report(engine.summary()):
             sys.stderr.write(f"lockstep: {line}\n")
@@ -144,6 +142,9 @@ def _dispatch(argv: Sequence[str], start_engine: StartEngine) -> int:
     if argv and argv[0] in _OFFLINE:
         code: int = import_module(_OFFLINE[argv[0]][1]).main(argv[1:])
         return code
+    if argv and argv[0] in _SERVING:
+        served: int = import_module(_SERVING[argv[0]][1]).main(argv[1:], start_engine)
+        return served
     return run(parse(argv), start_engine)
 
 
@@ -158,7 +159,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_generate(commands.add_parser("generate", help="answer prompts", allow_abbrev=False))
-    for name, (text, _) in _OFFLINE.items():
+    for name, (text, _) in (_SERVING | _OFFLINE).items():
         commands.add_parser(name, help=text)
     return parser
 

@@ -34,7 +34,7 @@ class EngineSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineClient(Protocol):
-    """Requests in, tokens out. One thread calls it.
+    """Requests in, tokens out. One thread calls it; only ``stats`` may be called from another.
 
     A request that the scheduler refuses comes back as a ``TokenDelta`` with finish_reason "error".
     Every added request gets exactly one delta with a finish_reason.

@@ -1,12 +1,14 @@
 """A started engine with the tokenizer before it: what every way in (command, class) is built on."""
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
+from lockstep.launcher.config import LaunchConfig
 from lockstep.launcher.engine import EngineClient, Progress
 from lockstep.launcher.errors import ConfigError
 from lockstep.launcher.prepare import Preparer
-from lockstep.launcher.resolve import Resolved
+from lockstep.launcher.resolve import Resolved, resolve
 from lockstep.launcher.session import Session
 from lockstep.launcher.tokenize import (
     TOKENIZER,
@@ -83,6 +85,20 @@ def default_window(worker: WorkerConfig) -> int:
     lanes = worker.schedule.max_num_seqs * worker.parallel.dp_size
     queued = worker.schedule.max_queued_requests
     return max(1, lanes * _QUEUED_PER_LANE if queued is None else min(lanes, queued))
+
+
+def open_engine(
+    config: LaunchConfig, start_engine: StartEngine, progress: Progress
+) -> tuple[Resolved, EngineClient]:
+    """Resolve the settings, tell what was chosen, and start. The caller must call ``shutdown``.
+
+    Raises:
+        LaunchError: settings that cannot work, or an engine that cannot start.
+    """
+    resolved = resolve(config, progress=progress)
+    for note in resolved.notes:
+        sys.stderr.write(f"lockstep: {note}\n")
+    return resolved, start_engine(resolved, progress)
 
 
 def start_default_engine(resolved: Resolved, progress: Progress) -> EngineClient:

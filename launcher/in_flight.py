@@ -1,6 +1,6 @@
 """Which requests of an engine have not ended, so that each ends once, whatever happens."""
 
-from lockstep.comm.messages import AddRequest, TokenDelta
+from lockstep.comm.messages import AddRequest, TokenDelta, lost_request
 
 
 class InFlight:
@@ -29,4 +29,4 @@ class InFlight:
         """The last deltas of all requests in flight when an engine has died; once, then none."""
         lost = [] if self._ended else list(self._req_ids)
         self._ended = True
-        return self.seen([TokenDelta(each, finish_reason="error", error=error) for each in lost])
+        return self.seen([lost_request(each, error) for each in lost])

@@ -21,6 +21,8 @@ KINDS = ("prompt", "messages", "prompt_token_ids")
 class PromptInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One prompt in one of three forms, and the sampling parameters it sets itself.
 
+    ``template_variables`` go to the chat template beside the messages.
+
     Raises:
         ValueError: not exactly one form is given, or it is empty.
     """
@@ -28,6 +30,7 @@ class PromptInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     prompt: str | None = None
     messages: list[Message] | None = None
     prompt_token_ids: list[int] | None = None
+    template_variables: dict[str, Any] = {}
     sampling: dict[str, Any] = {}
 
     def __post_init__(self) -> None:

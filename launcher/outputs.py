@@ -1,6 +1,6 @@
 """From token deltas of one request to its text."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -32,6 +32,14 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _WRITTEN = ("index", "prompt", "text", "token_ids", "finish_reason", "num_prompt_tokens")
+
+
+class Piece(NamedTuple):
+    """What a delta adds to a request: text that may be shown now, and the tokens taken from it."""
+
+    text: str
+    token_ids: list[int]
+    logprobs: list[dict[str, Any]]
 
 
 class OutputAssembler:
@@ -67,9 +75,9 @@ class OutputAssembler:
         """True if a stop string ended it, so that the scheduler must still be told."""
         return self._matcher.matched is not None
 
-    def push(self, delta: TokenDelta) -> str:
-        """Take a delta; returns the text that may be shown now."""
-        before = len(self._text)
+    def push(self, delta: TokenDelta) -> Piece:
+        """Take a delta."""
+        texts, tokens = len(self._text), len(self._token_ids)
         self._num_cached_tokens = max(self._num_cached_tokens, delta.num_cached_tokens)
         logprobs = delta.logprobs or []
         for position, token_id in enumerate(unpack_ids(delta.token_ids)):
@@ -79,7 +87,8 @@ class OutputAssembler:
                 break
         else:
             self._finish(delta)
-        return "".join(self._text[before:])
+        described = self._logprobs or []
+        return Piece("".join(self._text[texts:]), self._token_ids[tokens:], described[tokens:])
 
     def output(self) -> RequestOutput:
         return RequestOutput(

@@ -76,7 +76,7 @@ class Preparer:
         if given.prompt_token_ids is not None:
             return None, self._checked(given.prompt_token_ids)
         if given.messages is not None:
-            text = self._tokenizer.render_chat(given.messages)
+            text = self._tokenizer.render_chat(given.messages, **given.template_variables)
             return text, self._tokenizer.encode_chat(text)
         assert given.prompt is not None
         if self._raw:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from lockstep.comm.messages import TokenDelta, unpack_ids
+from lockstep.comm.messages import TokenDelta
 from lockstep.launcher.engine import EngineClient
 from lockstep.launcher.inputs import BadInput
 from lockstep.launcher.outputs import OutputAssembler, RequestOutput
@@ -80,7 +80,7 @@ class Session:
                 yield self._take(assembler, delta)
 
     def _take(self, assembler: OutputAssembler, delta: TokenDelta) -> Progressed:
-        text = assembler.push(delta)
+        piece = assembler.push(delta)
         done = assembler.finish_reason is not None
         if done:
             del self._in_flight[delta.req_id]
@@ -89,8 +89,8 @@ class Session:
         return Progressed(
             index=assembler.index,
             prompt=assembler.prompt,
-            text=text,
-            num_tokens=len(unpack_ids(delta.token_ids)),
+            text=piece.text,
+            num_tokens=len(piece.token_ids),
             output=assembler.output() if done else None,
         )
 

@@ -50,15 +50,15 @@ class Tokenizer:
             return ids[1:]
         return ids
 
-    def render_chat(self, messages: list[Message]) -> str:
-        """Prompt text of a conversation.
+    def render_chat(self, messages: list[Message], **variables: Any) -> str:
+        """Prompt text of a conversation; ``variables`` are for the template.
 
         Raises:
             ValueError: the model has no chat template, or it refuses the messages.
         """
         if self._template is None:
             raise ValueError("messages: this model has no chat template; pass --chat-template")
-        return self._template.render([_flatten(message) for message in messages])
+        return self._template.render([_flatten(message) for message in messages], variables)
 
     def encode_chat(self, prompt_text: str) -> list[int]:
         """Ids of rendered text; the template has already spelled every special token."""
@@ -97,7 +97,7 @@ class NoTokenizer:
         """Raises ValueError, always."""
         raise ValueError("prompt: this model has no tokenizer; give prompt_token_ids")
 
-    def render_chat(self, messages: list[Message]) -> str:
+    def render_chat(self, messages: list[Message], **variables: Any) -> str:
         """Raises ValueError, always."""
         raise ValueError("messages: this model has no tokenizer; give prompt_token_ids")
 

@@ -1,5 +1,6 @@
 """An ``EngineClient`` without a model: a function of the prompt's ids gives the answer's ids."""
 
+import time
 from collections.abc import Callable, Iterator
 
 from lockstep.comm.messages import (
@@ -8,6 +9,7 @@ from lockstep.comm.messages import (
     TokenDelta,
     TokenLogprobs,
     WorkerReady,
+    lost_request,
     pack_ids,
     unpack_ids,
 )
@@ -15,6 +17,8 @@ from lockstep.launcher.engine import EngineSummary, Progress
 from lockstep.launcher.errors import EngineDead
 from lockstep.launcher.resolve import Resolved
 from lockstep.worker.schedule.stats import SchedulerStats
+
+_DEATH = "rank 1 is lost: it was told to be"
 
 Answer = Callable[[list[int]], list[int]]
 
@@ -24,7 +28,10 @@ def echo(prompt_ids: list[int]) -> list[int]:
 
 
 class FakeEngine:
-    """Gives each running request up to ``tokens_per_poll`` tokens a poll, last request first."""
+    """Gives each running request up to ``tokens_per_poll`` tokens a poll, last request first.
+
+    A poll with requests takes ``step_s``. When it dies, it first ends what is in flight.
+    """
 
     def __init__(
         self,
@@ -33,11 +40,13 @@ class FakeEngine:
         tokens_per_poll: int = 1,
         max_model_len: int = 10_000,
         dies_after: int | None = None,
+        step_s: float = 0.0,
     ) -> None:
         self._answer = answer
         self._tokens_per_poll = tokens_per_poll
         self._max_model_len = max_model_len
         self._polls_left = dies_after
+        self._step_s = step_s
         self._running: dict[str, tuple[AddRequest, list[int]]] = {}
         self._refused: list[TokenDelta] = []
         self.added: list[AddRequest] = []
@@ -64,7 +73,9 @@ class FakeEngine:
         if self._polls_left is not None:
             self._polls_left -= 1
             if self._polls_left < 0:
-                raise EngineDead("rank 1 is lost: it was told to be")
+                return self._die()
+        if self._running:
+            time.sleep(self._step_s)
         deltas, self._refused = self._refused, []
         return deltas + [d for req_id in reversed(list(self._running)) for d in self._step(req_id)]
 
@@ -72,8 +83,10 @@ class FakeEngine:
         return SchedulerStats([], {}, 0, 0, {}, 0, 0)
 
     def summary(self) -> EngineSummary:
+        if self._polls_left is not None and self._polls_left < 0:
+            raise EngineDead(_DEATH)
         memory = MemoryReport(parts={})
-        ready = WorkerReady(0, 1, "host", "cpu", 9, "FULL_DECODE_ONLY", 4, {}, memory)
+        ready = WorkerReady(0, 1, "host", "cpu", 99, "FULL_DECODE_ONLY", 4, {}, memory)
         return EngineSummary(launcher="fake", ready=[ready])
 
     def shutdown(self) -> None:
@@ -84,6 +97,16 @@ class FakeEngine:
         self.resolved = resolved
         progress("fake", 1, 1)
         return self
+
+    def kill(self) -> None:
+        """Die at the next poll."""
+        self._polls_left = 0
+
+    def _die(self) -> list[TokenDelta]:
+        lost, self._running = list(self._running), {}
+        if not lost:
+            raise EngineDead(_DEATH)
+        return [lost_request(req_id, _DEATH) for req_id in lost]
 
     def _step(self, req_id: str) -> Iterator[TokenDelta]:
         request, left = self._running[req_id]

@@ -14,6 +14,7 @@ from lockstep.comm.messages import (
     StopWorkers,
     TokenDelta,
     WorkerFailed,
+    lost_request,
 )
 from lockstep.parallel.mesh import global_rank
 from lockstep.worker.graphs.mode import RunMode
@@ -231,9 +232,7 @@ class SchedulerDriver:
         self._scheduler.fail_all(reason)
         self._publish(self._scheduler.take_deltas())
         never_added = self._inbox.close(reason)
-        self._outbox.put(
-            [TokenDelta(each, finish_reason="error", error=reason) for each in never_added]
-        )
+        self._outbox.put([lost_request(each, reason) for each in never_added])
         stop = encode(StopWorkers(self._scheduler.epoch, reason))
         for writer in self._plans:
             with suppress(CommError):

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from lockstep.comm.messages import AddRequest, StepPlan, StepResult, TokenDelta
+from lockstep.comm.messages import AddRequest, StepPlan, StepResult, TokenDelta, lost_request
 from lockstep.parallel.agreement import propose
 from lockstep.parallel.config import ParallelConfig
 from lockstep.worker.config import CacheConfig, GraphConfig, ModelConfig, ScheduleConfig
@@ -133,7 +133,7 @@ class Scheduler:
         """End every request with an error, since the ranks cannot go on."""
         for request in list(self._requests.values()):
             self._finish(request, "error")
-            self._deltas.append(TokenDelta(request.req_id, finish_reason="error", error=error))
+            self._deltas.append(lost_request(request.req_id, error))
 
     def plan(self, group: int) -> StepPlan | None:
         """The next step of a group; None if there is nothing to do or results are awaited."""

@@ -1,0 +1,1 @@
+"""Requests over HTTP, in the shapes of OpenAI's API."""

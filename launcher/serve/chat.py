@@ -1,0 +1,166 @@
+"""``/v1/chat/completions``: a conversation, answered through the model's own template."""
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
+
+from lockstep.comm.sampling import MAX_LOGPROBS
+from lockstep.launcher.inputs import PromptInput
+from lockstep.launcher.outputs import RequestOutput
+from lockstep.launcher.serve.answer import Answer
+from lockstep.launcher.serve.body import Record, refuse, sampling_of, take_fields
+from lockstep.launcher.serve.call import UNSUPPORTED, Call, choices_of
+from lockstep.launcher.serve.generation import Event, Generation
+from lockstep.launcher.serve.logprob_shapes import ChatLogprobs, chat_logprobs
+from lockstep.launcher.serve.state import name_of, read_call
+from lockstep.launcher.serve.usage import Usage, usage_of
+
+_UNSUPPORTED = UNSUPPORTED | {
+    "tools": ([],),
+    "functions": ([],),
+    "tool_choice": ("none", "auto"),
+    "continue_final_message": (False,),
+    "audio": (),
+    "modalities": (["text"],),
+}
+
+
+class ChatCall(Call, frozen=True, kw_only=True):
+    """``logprobs`` asks for log-probabilities, ``top_logprobs`` for that many alternatives."""
+
+    messages: list[dict[str, Any]]
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    max_completion_tokens: int | None = None
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] = {}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs is only for logprobs=true")
+
+
+class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
+    role: str = "assistant"
+    content: str
+
+
+class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """What a chunk adds to a message; ``role`` in the first of a choice only."""
+
+    role: str | UnsetType = UNSET
+    content: str = ""
+
+
+class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a whole answer ``message``, of a chunk ``delta``."""
+
+    index: int
+    message: ChatMessage | UnsetType = UNSET
+    delta: ChatDelta | UnsetType = UNSET
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+
+
+class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole answer, or a chunk of it."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage | UnsetType = UNSET
+
+
+class ChatShape:
+    """Writes chat completions of a call with ``n`` choices."""
+
+    def __init__(self, model: str, n: int) -> None:
+        self._model = model
+        self._n = n
+
+    def opening(self, generation: Generation) -> list[msgspec.Struct]:
+        begin = ChatDelta(role="assistant")
+        choices = [ChatChoice(index=index, delta=begin) for index in range(self._n)]
+        return [self._chunk(generation, [choice]) for choice in choices]
+
+    def chunk(self, generation: Generation, event: Event, *, usage: bool) -> msgspec.Struct:
+        index, piece, reason = event
+        choice = ChatChoice(
+            index=index,
+            delta=ChatDelta(content=piece.text),
+            logprobs=chat_logprobs(piece.logprobs) if piece.logprobs else None,
+            finish_reason=reason,
+        )
+        return self._chunk(generation, [choice], usage_of(generation, self._n) if usage else UNSET)
+
+    def usage_chunk(self, generation: Generation) -> msgspec.Struct:
+        return self._chunk(generation, [], usage_of(generation, self._n))
+
+    def whole(self, generation: Generation) -> msgspec.Struct:
+        choices = [_choice(output) for output in generation.outputs()]
+        usage = usage_of(generation, self._n)
+        return self._completion("chat.completion", generation, choices, usage)
+
+    def _chunk(
+        self,
+        generation: Generation,
+        choices: list[ChatChoice],
+        usage: Usage | UnsetType = UNSET,
+    ) -> ChatCompletion:
+        return self._completion("chat.completion.chunk", generation, choices, usage)
+
+    def _completion(
+        self,
+        object: str,
+        generation: Generation,
+        choices: list[ChatChoice],
+        usage: Usage | UnsetType,
+    ) -> ChatCompletion:
+        return ChatCompletion(
+            id=generation.id,
+            object=object,
+            created=generation.created,
+            model=self._model,
+            choices=choices,
+            usage=usage,
+        )
+
+
+def _choice(output: RequestOutput) -> ChatChoice:
+    return ChatChoice(
+        index=output.index,
+        message=ChatMessage(content=output.text),
+        logprobs=None if output.logprobs is None else chat_logprobs(output.logprobs),
+        finish_reason=output.finish_reason,
+    )
+
+
+async def chat_completions(request: Request) -> Response:
+    """Raises ApiError: the call cannot be answered."""
+    service, record = await read_call(request)
+    refuse(record, _UNSUPPORTED)
+    call = take_fields(record, ChatCall)
+    service.check_model(call.model)
+    given = await service.offload(lambda: prompt_of(call, record))
+    requests = choices_of([await service.prepare(service.chat, given)], call.n)
+    shape = ChatShape(service.card.id, call.n)
+    name = name_of(request, call.request_id)
+    return Answer(lambda: service.serve("chatcmpl", requests, name), shape, call.streaming)
+
+
+def prompt_of(call: ChatCall, record: Record) -> PromptInput:
+    """Raises ValueError: messages that are none."""
+    sampling = sampling_of(record)
+    sampling.pop("logprobs", None)
+    if call.logprobs:
+        sampling["logprobs"] = call.top_logprobs or 0
+    if call.max_completion_tokens is not None:
+        sampling["max_tokens"] = call.max_completion_tokens
+    template = {"add_generation_prompt": call.add_generation_prompt} | call.chat_template_kwargs
+    return PromptInput(messages=call.messages, template_variables=template, sampling=sampling)

@@ -1,0 +1,156 @@
+"""``/v1/completions``: prompts as text or token ids, continued."""
+
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
+
+from lockstep.launcher.inputs import PromptInput
+from lockstep.launcher.outputs import RequestOutput
+from lockstep.launcher.prepare import PreparedRequest
+from lockstep.launcher.serve.answer import Answer
+from lockstep.launcher.serve.api_errors import bad_request
+from lockstep.launcher.serve.body import Record, refuse, sampling_of, take_fields
+from lockstep.launcher.serve.call import UNSUPPORTED, Call, choices_of
+from lockstep.launcher.serve.generation import Event, Generation
+from lockstep.launcher.serve.logprob_shapes import CompletionLogprobs, completion_logprobs
+from lockstep.launcher.serve.state import name_of, read_call
+from lockstep.launcher.serve.usage import Usage, usage_of
+from lockstep.launcher.tokenize import AnyTokenizer
+
+_UNSUPPORTED = UNSUPPORTED | {"suffix": ("",)}
+
+
+class CompletionCall(Call, frozen=True, kw_only=True):
+    """``prompt``: a text, a list of texts, token ids, or a list of lists of token ids."""
+
+    prompt: str | list[str | int | list[int]]
+    echo: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.prompt, list):
+            kinds = {type(each) for each in self.prompt}
+            if len(kinds) != 1:
+                said = sorted(kind.__name__ for kind in kinds) or "nothing"
+                raise ValueError(f"prompt must hold texts, ids, or lists of ids, got {said}")
+
+
+class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: str | None
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole answer, or a chunk of it."""
+
+    id: str
+    object: str = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | UnsetType = UNSET
+
+
+class CompletionShape:
+    """Writes completions.
+
+    Args:
+        echoes: of every choice the text that precedes its answer.
+    """
+
+    def __init__(self, model: str, n: int, echoes: list[str]) -> None:
+        self._model = model
+        self._n = n
+        self._echoes = echoes
+        # Of every choice where the text of its next token begins.
+        self._offsets = [len(echo) for echo in echoes]
+
+    def opening(self, generation: Generation) -> list[msgspec.Struct]:
+        echoes = enumerate(self._echoes)
+        return [self._chunk(generation, i, echo) for i, echo in echoes if echo]
+
+    def chunk(self, generation: Generation, event: Event, *, usage: bool) -> msgspec.Struct:
+        index, piece, reason = event
+        logprobs = self._logprobs(index, piece.logprobs) if piece.logprobs else None
+        chunk = self._chunk(generation, index, piece.text, logprobs, reason)
+        if usage:
+            return msgspec.structs.replace(chunk, usage=usage_of(generation, self._n))
+        return chunk
+
+    def usage_chunk(self, generation: Generation) -> msgspec.Struct:
+        return self._completion(generation, [], usage_of(generation, self._n))
+
+    def whole(self, generation: Generation) -> msgspec.Struct:
+        choices = [self._choice(output) for output in generation.outputs()]
+        return self._completion(generation, choices, usage_of(generation, self._n))
+
+    def _choice(self, output: RequestOutput) -> CompletionChoice:
+        described = output.logprobs
+        return CompletionChoice(
+            index=output.index,
+            text=self._echoes[output.index] + output.text,
+            logprobs=None if described is None else self._logprobs(output.index, described),
+            finish_reason=output.finish_reason,
+        )
+
+    def _logprobs(self, index: int, described: list[dict[str, Any]]) -> CompletionLogprobs:
+        logprobs = completion_logprobs(described, self._offsets[index])
+        self._offsets[index] += sum(map(len, logprobs.tokens))
+        return logprobs
+
+    def _chunk(
+        self,
+        generation: Generation,
+        index: int,
+        text: str,
+        logprobs: CompletionLogprobs | None = None,
+        reason: str | None = None,
+    ) -> Completion:
+        choice = CompletionChoice(index=index, text=text, logprobs=logprobs, finish_reason=reason)
+        return self._completion(generation, [choice], UNSET)
+
+    def _completion(
+        self, generation: Generation, choices: list[CompletionChoice], usage: Usage | UnsetType
+    ) -> Completion:
+        return Completion(
+            id=generation.id,
+            created=generation.created,
+            model=self._model,
+            choices=choices,
+            usage=usage,
+        )
+
+
+async def completions(request: Request) -> Response:
+    """Raises ApiError: the call cannot be answered."""
+    service, record = await read_call(request)
+    refuse(record, _UNSUPPORTED)
+    call = take_fields(record, CompletionCall)
+    service.check_model(call.model)
+    sampling = sampling_of(record)
+    if call.echo and "logprobs" in sampling:
+        raise bad_request("echo cannot be combined with logprobs", record)
+    given = [PromptInput(**form, sampling=sampling) for form in _forms(call.prompt)]
+    requests = choices_of([await service.prepare(service.completion, p) for p in given], call.n)
+    echoes = [_text(each, service.tokenizer) if call.echo else "" for each in requests]
+    shape = CompletionShape(service.card.id, call.n, echoes)
+    name = name_of(request, call.request_id)
+    return Answer(lambda: service.serve("cmpl", requests, name), shape, call.streaming)
+
+
+def _text(request: PreparedRequest, tokenizer: AnyTokenizer) -> str:
+    return tokenizer.decode(request.prompt_ids) if request.prompt is None else request.prompt
+
+
+def _forms(prompt: str | list[str | int | list[int]]) -> list[Record]:
+    """One a prompt, as ``PromptInput`` takes them."""
+    if isinstance(prompt, str):
+        return [{"prompt": prompt}]
+    if isinstance(prompt[0], int):
+        return [{"prompt_token_ids": prompt}]
+    return [{"prompt" if isinstance(one, str) else "prompt_token_ids": one} for one in prompt]

@@ -1,0 +1,59 @@
+"""The socket of a server, bound before anything that takes long."""
+
+import os
+import socket
+import stat
+from contextlib import suppress
+
+from lockstep.launcher.errors import ConfigError
+from lockstep.launcher.serve.options import ServeOptions
+
+
+def open_socket(options: ServeOptions) -> socket.socket:
+    """Bound, not yet listening.
+
+    Raises:
+        ConfigError: the address cannot be bound; names it.
+    """
+    try:
+        return _bind_path(options.uds) if options.uds else _bind(options.host, options.port)
+    except OSError as error:
+        where = options.uds or f"{options.host} port {options.port}"
+        raise ConfigError(f"cannot listen on {where}: {error.strerror or error}") from error
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    sock = socket.socket(family, kind, protocol)
+    try:
+        # A port whose last connections have just ended is free.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _bind_path(path: str) -> socket.socket:
+    with suppress(FileNotFoundError):
+        if stat.S_ISSOCK(os.stat(path).st_mode):
+            os.unlink(path)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.bind(path)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def url_of(sock: socket.socket, options: ServeOptions) -> str:
+    """Where clients find it."""
+    if options.uds:
+        return f"unix:{options.uds}"
+    host, port = sock.getsockname()[:2]
+    scheme = "https" if options.ssl_certfile else "http"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"

@@ -1,0 +1,74 @@
+"""Log-probabilities as the two APIs of OpenAI write them."""
+
+from typing import Any
+
+import msgspec
+
+Described = list[dict[str, Any]]
+
+
+class CompletionLogprobs(msgspec.Struct, frozen=True):
+    """Parallel lists, an entry a token; ``text_offset`` counts characters of the choice's text."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class TopLogprob(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatLogprob(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    content: list[ChatLogprob]
+
+
+def completion_logprobs(described: Described, offset: int) -> CompletionLogprobs:
+    """Of tokens as an ``OutputAssembler`` describes them; the first begins at ``offset``."""
+    tokens = [each["token"] for each in described]
+    offsets = []
+    for token in tokens:
+        offsets.append(offset)
+        offset += len(token)
+    return CompletionLogprobs(
+        tokens=tokens,
+        token_logprobs=[each["logprob"] for each in described],
+        top_logprobs=[_best(each) for each in described],
+        text_offset=offsets,
+    )
+
+
+def _best(described: dict[str, Any]) -> dict[str, float]:
+    """The likeliest tokens and the one that was taken. Of equal texts the likeliest stays."""
+    pairs = [(top["token"], top["logprob"]) for top in described["top"]]
+    pairs.append((described["token"], described["logprob"]))
+    return dict(reversed(pairs))
+
+
+def chat_logprobs(described: Described) -> ChatLogprobs:
+    """Of tokens as an ``OutputAssembler`` describes them."""
+    return ChatLogprobs(
+        [
+            ChatLogprob(
+                each["token"],
+                each["logprob"],
+                _bytes(each["token"]),
+                [TopLogprob(t["token"], t["logprob"], _bytes(t["token"])) for t in each["top"]],
+            )
+            for each in described
+        ]
+    )
+
+
+def _bytes(text: str) -> list[int]:
+    return list(text.encode())

@@ -1,0 +1,38 @@
+"""What the HTTP side of ``serve`` may be told, named as vLLM names it."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+
+def _help(text: str) -> Meta:
+    return Meta(description=text)
+
+
+class ServeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of the server in front of an engine.
+
+    Raises:
+        ValueError: settings that exclude each other.
+    """
+
+    host: Annotated[str, _help("address to listen on")] = "0.0.0.0"
+    port: Annotated[int, Meta(ge=0, le=65535), _help("0: any free one")] = 8000
+    uds: Annotated[str | None, _help("path of a Unix socket to listen on instead")] = None
+    root_path: Annotated[str, _help("path under which a proxy shows this server")] = ""
+    api_key: Annotated[
+        tuple[str, ...], _help("refuse requests without it (or LOCKSTEP_API_KEY); repeatable")
+    ] = ()
+    ssl_keyfile: Annotated[str | None, _help("serve HTTPS with this key")] = None
+    ssl_certfile: Annotated[str | None, _help("and this certificate")] = None
+    shutdown_timeout: Annotated[
+        float, Meta(ge=0), _help("seconds that running requests get to finish after SIGTERM")
+    ] = 30.0
+    max_request_bytes: Annotated[
+        int, Meta(ge=1), _help("largest body of a request; above it 413")
+    ] = 32 << 20
+
+    def __post_init__(self) -> None:
+        if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
+            raise ValueError("ssl_keyfile and ssl_certfile must be given together")

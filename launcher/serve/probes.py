@@ -1,0 +1,66 @@
+"""Short answers about the server itself. None of them touches the engine's step."""
+
+import asyncio
+import logging
+from importlib.metadata import PackageNotFoundError, version
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from lockstep.launcher.serve.body import json_response
+from lockstep.launcher.serve.life import State
+from lockstep.launcher.serve.metrics import CONTENT_TYPE
+from lockstep.launcher.serve.service import Service
+from lockstep.launcher.serve.state import state_of
+from lockstep.worker.schedule.stats import SchedulerStats
+
+logger = logging.getLogger(__name__)
+
+_STATS_TIMEOUT_S = 5.0
+
+
+async def health(request: Request) -> Response:
+    """Alive: 200 with nothing in it, also while loading and draining; 503 once the engine died."""
+    return Response(status_code=503 if state_of(request).life.state is State.DEAD else 200)
+
+
+async def ready(request: Request) -> Response:
+    """Takes new work: 200, else 503; with state, stage of the start, and reason."""
+    life = state_of(request).life
+    return json_response(life.report(), 200 if life.state is State.READY else 503)
+
+
+async def show_version(request: Request) -> Response:
+    return json_response({"version": package_version()})
+
+
+async def load(request: Request) -> Response:
+    """Generations in the server, and how many it takes."""
+    service = state_of(request).service
+    if service is None:
+        return json_response({"server_load": 0, "server_limit": 0})
+    admission = service.admission
+    return json_response({"server_load": admission.in_flight, "server_limit": admission.limit})
+
+
+async def metrics(request: Request) -> Response:
+    """Prometheus' text format; empty while loading."""
+    service = state_of(request).service
+    text = b"" if service is None else service.metrics.render(await _stats(service))
+    return Response(text, headers={"content-type": CONTENT_TYPE})
+
+
+async def _stats(service: Service) -> SchedulerStats | None:
+    """None if the scheduler does not answer: a scraper must see the rest then."""
+    try:
+        return await asyncio.wait_for(asyncio.to_thread(service.stats), _STATS_TIMEOUT_S)
+    except Exception as error:
+        logger.warning("no statistics of the scheduler: %r", error)
+        return None
+
+
+def package_version() -> str:
+    try:
+        return version("lockstep-decode")
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,153 @@
+"""Everything that a call needs once the engine can serve."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+
+from lockstep.comm.sampling import SamplingParams
+from lockstep.launcher.engine import EngineClient
+from lockstep.launcher.front_end import create_preparer, open_tokenizer
+from lockstep.launcher.inputs import KINDS, PromptInput
+from lockstep.launcher.prepare import PreparedRequest, Preparer
+from lockstep.launcher.resolve import Resolved
+from lockstep.launcher.serve.admission import Admission
+from lockstep.launcher.serve.api_errors import ApiError, bad_request
+from lockstep.launcher.serve.engine_loop import Inbox
+from lockstep.launcher.serve.generation import Generation
+from lockstep.launcher.serve.metrics import Metrics
+from lockstep.launcher.serve.router import Router
+from lockstep.launcher.tokenize import AnyTokenizer
+from lockstep.worker.schedule.checks import Limits, check_request
+from lockstep.worker.schedule.stats import SchedulerStats
+
+T = TypeVar("T")
+
+COMPLETION_MAX_TOKENS = 16
+# What errors of prompts and sampling parameters begin with.
+NAMED = (*KINDS, "prompt_ids", *SamplingParams.__struct_fields__)
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``/v1/models`` tells; ``root`` is where the weights come from."""
+
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "lockstep"
+    root: str
+    parent: str | None = None
+    max_model_len: int
+    permission: list[Any] = []
+
+
+@dataclass(frozen=True)
+class Service:
+    """A model behind its engine, as the handlers of calls see it; they share one thread.
+
+    ``completion`` and ``chat`` prepare prompts with the defaults of their API.
+    """
+
+    card: ModelCard
+    tokenizer: AnyTokenizer
+    completion: Preparer
+    chat: Preparer
+    limits: Limits
+    admission: Admission
+    router: Router
+    metrics: Metrics
+    stats: Callable[[], SchedulerStats]
+    # Tokenizing a long prompt must not hold up the streams of others.
+    _tokenizing: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
+
+    def check_model(self, name: str | None) -> None:
+        """Raises ApiError 404 for the name of another model."""
+        if name not in (None, self.card.id):
+            message = f"the model {name!r} is not here; there is {self.card.id!r}"
+            raise ApiError(404, "not_found_error", message, param="model")
+
+    async def prepare(self, preparer: Preparer, given: PromptInput) -> PreparedRequest:
+        """Tokenize and check one prompt.
+
+        Raises:
+            ApiError: 400 that names field, value and limit.
+        """
+
+        def work() -> PreparedRequest:
+            prepared = preparer.prepare(given)
+            check_request(prepared.to_add("new"), self.limits)
+            return prepared
+
+        return await self.offload(work)
+
+    async def offload(self, work: Callable[[], T]) -> T:
+        """Run ``work`` beside the streams; its ValueError is the client's mistake."""
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._tokenizing, work)
+        except ValueError as error:
+            raise bad_request(str(error), NAMED) from None
+
+    @contextmanager
+    def serve(
+        self, prefix: str, requests: Sequence[PreparedRequest], name: str | None
+    ) -> Iterator[Generation]:
+        """Admit a call and run it; leaving the context early aborts what is left of it.
+
+        Raises:
+            ApiError: 503 if the server is full or ends.
+        """
+        id = f"{prefix}-{secrets.token_hex(16)}"
+        self.admission.enter(len(requests))
+        try:
+            generation = Generation(id, requests, self.tokenizer, name=name)
+            with self.router.serve(generation):
+                self.metrics.accepted(sum(len(each.prompt_ids) for each in requests))
+                yield generation
+        finally:
+            self.admission.leave(len(requests))
+
+
+def create_service(
+    resolved: Resolved, engine: EngineClient, inbox: Inbox, admission: Admission
+) -> Service:
+    """For an engine that can serve; requests go to it through ``inbox``.
+
+    Raises:
+        ConfigError: a file of the tokenizer is missing or damaged; names it.
+    """
+    worker = resolved.worker
+    tokenizer = open_tokenizer(resolved)
+    metrics = Metrics(resolved.served_model_name)
+    num_blocks = min(rank.num_blocks for rank in engine.summary().ready)
+
+    def preparer(**defaults: Any) -> Preparer:
+        return create_preparer(resolved, tokenizer, overrides=defaults, raw=True)
+
+    return Service(
+        card=ModelCard(
+            id=resolved.served_model_name,
+            created=int(time.time()),
+            root=resolved.launch.model,
+            max_model_len=worker.schedule.max_model_len,
+        ),
+        tokenizer=tokenizer,
+        completion=preparer(max_tokens=COMPLETION_MAX_TOKENS),
+        chat=preparer(max_tokens=None),
+        limits=Limits(
+            worker.model.vocab_size,
+            worker.schedule.max_model_len,
+            worker.cache.block_size,
+            num_blocks - 1,
+        ),
+        admission=admission,
+        router=Router(inbox, metrics),
+        metrics=metrics,
+        stats=engine.stats,
+    )
