@@ -17,6 +17,7 @@ from lockstep.parallel.config import DpLockstep
 from lockstep.worker.config import GraphModeName
 
 Count = Annotated[int, Meta(ge=1)]
+OptimizationLevel = Annotated[int, Meta(ge=0, le=3)]
 Device = Literal["cpu", "cuda"]
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 
@@ -81,7 +82,12 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     enable_prefix_caching: Annotated[bool, _help("reuse KV blocks of equal prefixes")] = True
 
     enforce_eager: Annotated[bool, _help("no graphs")] = False
-    cudagraph_mode: Annotated[GraphModeName | None, _help("which steps are graphs")] = None
+    optimization_level: Annotated[
+        OptimizationLevel | None, _help("0 to 3: the mode where --cudagraph-mode does not say it")
+    ] = None
+    cudagraph_mode: Annotated[
+        GraphModeName | None, _help("which steps are graphs (default FULL_AND_PIECEWISE)")
+    ] = None
     cudagraph_capture_sizes: Annotated[
         tuple[int, ...] | None, _help("sizes to capture, in tokens")
     ] = None

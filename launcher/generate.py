@@ -19,7 +19,7 @@ from lockstep.launcher.inputs import BadInput, Format, PromptInput, read_lines
 from lockstep.launcher.outputs import RequestOutput
 from lockstep.launcher.prepare import Preparer
 from lockstep.launcher.printer import AnswerPrinter
-from lockstep.launcher.resolve import Resolved
+from lockstep.launcher.resolve import Resolved, asked_mode
 from lockstep.launcher.session import Progressed, Submission, in_order
 
 STDIN = "-"
@@ -194,9 +194,11 @@ def summarize(resolved: Resolved, engine: EngineClient, totals: Totals) -> str:
     preempted = f", {preemptions} preemptions" if preemptions else ""
     seconds = max(totals.seconds, 1e-9)
     failed = f" ({totals.failed} failed)" if totals.failed else ""
+    wish = asked_mode(resolved.launch)
+    asked = "" if wish == how.graph_mode else f" ({wish} was asked for)"
     return (
         f"{how.ranks} ranks (tp {parallel.tp_size} x dp {parallel.dp_size}) on "
-        f"{resolved.device} through {how.launcher}, graph mode {how.graph_mode}, "
+        f"{resolved.device} through {how.launcher}, graph mode {how.graph_mode}{asked}, "
         f"{how.num_graphs} graphs captured on each\n"
         f"{totals.requests} requests{failed}, {totals.prompt_tokens} prompt tokens, "
         f"{totals.new_tokens} new tokens in {seconds:.1f} s: "

@@ -16,7 +16,7 @@ from lockstep.worker.graphs.mode import (
     GraphMode,
     ResolvedMode,
     RunMode,
-    mode_of_level,
+    requested_mode,
     resolve_mode,
 )
 from lockstep.worker.graphs.padding import Batch, likely_batch
@@ -38,7 +38,7 @@ def plan_graphs(options: PlanOptions) -> PlannedGraphs:
     Raises:
         ValueError: names the field, the value and the limit.
     """
-    requested = _requested(options)
+    requested = requested_mode(options.cudagraph_mode, options.optimization_level)
     resolved = resolve_mode(requested, _support(options), options.query_len, options.split_points)
     sizes, cap = options.cudagraph_capture_sizes, options.max_cudagraph_capture_size
     grid = _grid(options, resolved.mode, sizes, cap)
@@ -48,13 +48,6 @@ def plan_graphs(options: PlanOptions) -> PlannedGraphs:
 def with_sizes(options: PlanOptions, mode: GraphMode, sizes: Iterable[int]) -> Dispatcher:
     """The dispatcher of the same options if these were the ``--cudagraph-capture-sizes``."""
     return Dispatcher(_grid(options, mode, sizes, None), mode, options.lora_cases)
-
-
-def _requested(options: PlanOptions) -> GraphMode:
-    if options.cudagraph_mode is not None:
-        return GraphMode(options.cudagraph_mode)
-    level = options.optimization_level
-    return GraphMode.FULL_AND_PIECEWISE if level is None else mode_of_level(level)
 
 
 def _support(options: PlanOptions) -> AttentionSupport:

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from lockstep.launcher import flags
 from lockstep.launcher.arguments import Parser
-from lockstep.launcher.config import Count
+from lockstep.launcher.config import Count, OptimizationLevel
 from lockstep.launcher.strict import convert
 from lockstep.worker.config import GraphModeName
 from lockstep.worker.graphs.grid import PerformanceMode
@@ -18,7 +18,6 @@ from lockstep.worker.graphs.grid import PerformanceMode
 SUMMARY = "show which graphs a configuration captures and what padding costs; needs no GPU"
 
 SupportName = Literal["NEVER", "UNIFORM_SINGLE_TOKEN_DECODE", "UNIFORM_BATCH", "ALWAYS"]
-_Level = Annotated[int, Meta(ge=0, le=3)]
 _NotNegative = Annotated[int, Meta(ge=0)]
 _CAPABILITY = re.compile(r"(\d{1,2})\.(\d)")
 
@@ -47,7 +46,7 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
         GraphModeName | None, _help("which steps are graphs (default FULL_AND_PIECEWISE)")
     ] = None
     optimization_level: Annotated[
-        _Level | None, _help("0 to 3: the mode where --cudagraph-mode does not say it")
+        OptimizationLevel | None, _help("0 to 3: the mode where --cudagraph-mode does not say it")
     ] = None
     performance_mode: Annotated[PerformanceMode, _help("how fine the grid is")] = "balanced"
     compute_capability: Annotated[str, _help("of the GPUs planned for")] = "9.0"

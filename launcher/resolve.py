@@ -12,6 +12,7 @@ from lockstep.launcher.engine import Progress
 from lockstep.launcher.errors import ConfigError
 from lockstep.launcher.gpu import Capability, gpu_capability
 from lockstep.parallel.config import ParallelConfig
+from lockstep.worker.attention.registry import auto_backend, find_backend
 from lockstep.worker.config import (
     CacheConfig,
     Dtype,
@@ -21,6 +22,7 @@ from lockstep.worker.config import (
     WorkerConfig,
 )
 from lockstep.worker.graphs.dispatch import create_dispatcher
+from lockstep.worker.graphs.mode import GraphMode, requested_mode, resolve_mode
 from lockstep.worker.models.registry import check_split
 from lockstep.worker.weights.generation import GenerationDefaults, read_generation_defaults
 from lockstep.worker.weights.model_config import model_config_from
@@ -105,8 +107,8 @@ def plan_worker(
     """
     check_split(model, config.tensor_parallel_size)
     schedule, notes = _schedule(config, model, DEFAULTS[device])
-    graph = _graph(config, capability)
-    notes += create_dispatcher(graph, schedule).warnings
+    graph, reasons = _graph(config, device, capability)
+    notes += (*reasons, *create_dispatcher(graph, schedule).warnings)
     worker = WorkerConfig(
         model=model,
         parallel=_parallel(config),
@@ -183,17 +185,30 @@ def _max_model_len(
     return length, (f"max_model_len {length} of the model's {limit} (--max-model-len sets it)",)
 
 
-def _graph(config: LaunchConfig, capability: Capability | None) -> GraphConfig:
+def asked_mode(config: LaunchConfig) -> GraphMode:
+    """The graph mode that the user asked for, which may not be able to run."""
     if config.enforce_eager:
-        return GraphConfig(mode="NONE")
+        return GraphMode.NONE
+    return requested_mode(config.cudagraph_mode, config.optimization_level)
+
+
+def _graph(
+    config: LaunchConfig, device: Device, capability: Capability | None
+) -> tuple[GraphConfig, tuple[str, ...]]:
+    """Graphs that can run here, and a reason for every step down from those asked for."""
+    name = config.attention_backend
+    backend = find_backend(auto_backend(device) if name == "auto" else name)
+    resolved = resolve_mode(asked_mode(config), backend.support, 1, piecewise_available=True)
     graph = GraphConfig(
-        mode=config.cudagraph_mode or "FULL_AND_PIECEWISE",
+        mode=resolved.mode.value,
         capture_sizes=config.cudagraph_capture_sizes,
         max_capture_size=config.max_cudagraph_capture_size,
         performance_mode=config.performance_mode,
     )
     # A driver without a GPU may start ranks that have one; the grid's standard top then stands.
-    return msgspec.structs.replace(graph, compute_capability=capability) if capability else graph
+    if capability is not None:
+        graph = msgspec.structs.replace(graph, compute_capability=capability)
+    return graph, resolved.reasons
 
 
 def _dtype(config: LaunchConfig, model: ModelConfig, device: Device) -> Dtype:

@@ -5,11 +5,11 @@ import torch
 from lockstep.parallel.shard import HeadLayout
 from lockstep.parallel.topology import Topology
 from lockstep.worker.attention.base import AttentionBackend, AttentionSizes, create_backend
+from lockstep.worker.bodies import RunnerParts
 from lockstep.worker.config import ScheduleConfig, WorkerConfig
 from lockstep.worker.graphs.runner import GraphRunner
 from lockstep.worker.kv_cache import KVCache, KVLayout
 from lockstep.worker.lanes import LaneTable
-from lockstep.worker.model_runner import RunnerParts
 from lockstep.worker.models.decoder import DecoderModel
 from lockstep.worker.models.registry import model_class
 from lockstep.worker.sampler import Sampler
@@ -86,6 +86,7 @@ def build_parts(
     depth = schedule.run_ahead + 2
     state = StepState(
         max_lanes=max_lanes,
+        max_tokens=schedule.max_num_batched_tokens,
         max_blocks_per_req=width,
         vocab_local=model.vocab_local,
         ring_depth=depth,

@@ -10,7 +10,7 @@ from lockstep.parallel.placement import Placement
 from lockstep.parallel.weight_shard import WeightShard, replicated
 from lockstep.worker.attention.base import AttentionBackend
 from lockstep.worker.config import RopeScaling
-from lockstep.worker.forward import ForwardInputs
+from lockstep.worker.forward import AttentionMetadata
 from lockstep.worker.kernels.ops import add_rms_norm, norm_rope_, rms_norm
 from lockstep.worker.kv_cache import KVCache
 
@@ -88,10 +88,7 @@ class RotaryEmbedding(nn.Module):
 
 
 class Attention(nn.Module):
-    """The one place where a model calls its attention backend.
-
-    A backend that must stay outside a graph segment is wrapped; the model does not notice.
-    """
+    """The one place where a model calls its attention backend."""
 
     def __init__(
         self, layer_id: int, backend: AttentionBackend, *, scale: float, window: int | None
@@ -103,18 +100,22 @@ class Attention(nn.Module):
         self.window = window
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, inputs: ForwardInputs, kv: KVCache
-    ) -> Tensor:
-        """q, k, v [num_tokens, heads, head_dim], rows may be strided; returns one like q, dense."""
-        out = torch.empty(q.shape, device=q.device, dtype=q.dtype)
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        metadata: AttentionMetadata,
+        kv: KVCache,
+        out: Tensor,
+    ) -> None:
+        """q, k, v [num_tokens, heads, head_dim], rows may be strided; ``out`` is like q, dense."""
         self.backend.forward(
             q,
             k,
             v,
             kv.layer(self.layer_id),
-            inputs.attention,
+            metadata,
             scale=self.scale,
             window=self.window,
             out=out,
         )
-        return out

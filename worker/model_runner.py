@@ -1,37 +1,12 @@
 """One step on one rank: apply a plan, run body and tail, start the result home."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-
-import numpy as np
 
 from lockstep.comm.messages import ReplicaPlan, StepPlan
-from lockstep.parallel.rank_spec import RankSpec
+from lockstep.worker.bodies import Bodies, RunnerParts
 from lockstep.worker.graphs.mode import RunMode
 from lockstep.worker.host_logprobs import HostLogprobs, lanes_with_logprobs
-from lockstep.worker.lanes import LaneTable
 from lockstep.worker.results import HostRow, PendingStep, StepIdentity
-from lockstep.worker.sampler import SampleOutput
-from lockstep.worker.sampling_state import LaneSampling
-from lockstep.worker.state import StepState
-from lockstep.worker.step import Step
-from lockstep.worker.step_graphs import StepGraphs
-from lockstep.worker.step_inputs import StepInputs
-from lockstep.worker.upload import Uploader
-
-
-@dataclass(frozen=True, slots=True)
-class RunnerParts:
-    """The made parts a ModelRunner drives."""
-
-    spec: RankSpec
-    state: StepState
-    sampling: LaneSampling
-    lanes: LaneTable
-    upload: Uploader
-    inputs: StepInputs
-    step: Step
-    graphs: StepGraphs
 
 
 class ModelRunner:
@@ -45,6 +20,7 @@ class ModelRunner:
     def __init__(self, parts: RunnerParts, replica_index: int) -> None:
         self._parts = parts
         self._replica_index = replica_index
+        self._bodies = Bodies(parts)
         ring = parts.state.output
         self._rows = [HostRow(ring) for _ in range(ring.depth)]
         self._num_launched = 0
@@ -76,41 +52,19 @@ class ModelRunner:
         parts.sampling.write_rows(replica.joins)
 
     def _run(self, plan: StepPlan, replica: ReplicaPlan) -> HostLogprobs | None:
-        query_lens, samples = _schedule(replica)
-        if (query_lens, samples) != self._schedule:
-            self._parts.state.set_schedule(*self._parts.upload.send(query_lens, samples))
-            self._schedule = (query_lens, samples)
-        if replica.chunks:
-            sampled = self._run_mixed(replica, query_lens)
-        else:
-            sampled = self._run_decode(plan, replica)
+        parts, agreement = self._parts, plan.agreement
+        schedule = _schedule(replica)
+        if schedule != self._schedule:
+            parts.state.set_schedule(*parts.upload.send(*schedule))
+            self._schedule = schedule
+        num_lanes = self._bodies.run(agreement, replica, schedule[0])
+        eager = agreement.run_mode == RunMode.EAGER and not replica.chunks
+        tail = parts.step.tail if eager else parts.graphs.tail
+        sampled = tail(num_lanes, parts.sampling.variant())
         if sampled is None or sampled.logprobs is None:
             return None
-        wanted = lanes_with_logprobs(self._parts.sampling, replica.num_lanes)
+        wanted = lanes_with_logprobs(parts.sampling, replica.num_lanes)
         return HostLogprobs(sampled.logprobs, wanted)
-
-    def _run_decode(self, plan: StepPlan, replica: ReplicaPlan) -> SampleOutput | None:
-        num_lanes = plan.agreement.num_tokens_padded or max(1, replica.num_lanes)
-        parts = self._parts
-        variant = parts.sampling.variant()
-        if plan.agreement.run_mode == RunMode.FULL:
-            parts.graphs.body(num_lanes)
-            return parts.graphs.tail(num_lanes, variant)
-        parts.step.body(parts.inputs.decode(num_lanes))
-        return parts.step.tail(num_lanes, variant)
-
-    def _run_mixed(self, replica: ReplicaPlan, query_lens: list[int]) -> SampleOutput | None:
-        parts = self._parts
-        chunk_ids, token_lanes, from_chunk = parts.upload.send(*_tokens(replica, query_lens))
-        starts = np.cumsum([0, *query_lens])
-        for chunk in replica.chunks:
-            span = slice(starts[chunk.lane], starts[chunk.lane + 1])
-            start = parts.lanes.take_chunk(chunk.lane, query_lens[chunk.lane])
-            parts.sampling.record_chunk(chunk.lane, chunk_ids[span], start=start)
-        # 1 would say that every row has exactly one query, which idle lanes have not.
-        longest = max(2, *query_lens)
-        parts.step.body(parts.inputs.mixed(chunk_ids, token_lanes, from_chunk, longest))
-        return parts.graphs.tail(replica.num_lanes, parts.sampling.variant())
 
     def _pending(
         self, plan: StepPlan, step_id: int, num_lanes: int, logprobs: HostLogprobs | None
@@ -134,17 +88,3 @@ def _schedule(replica: ReplicaPlan) -> tuple[list[int], list[int]]:
         query_lens[chunk.lane] = len(chunk.token_ids) // 4
         samples[chunk.lane] = int(chunk.samples)
     return query_lens, samples
-
-
-def _tokens(
-    replica: ReplicaPlan, query_lens: list[int]
-) -> tuple[np.ndarray, np.ndarray, list[int]]:
-    """(chunk_ids, token_lanes, from_chunk) for ``StepInputs.mixed``."""
-    starts = np.cumsum([0, *query_lens])
-    chunk_ids = np.zeros(starts[-1], dtype=np.int64)
-    from_chunk = [0] * replica.num_lanes
-    for chunk in replica.chunks:
-        span = slice(starts[chunk.lane], starts[chunk.lane + 1])
-        chunk_ids[span] = np.frombuffer(chunk.token_ids, dtype="<i4")
-        from_chunk[chunk.lane] = 1
-    return chunk_ids, np.repeat(np.arange(replica.num_lanes), query_lens), from_chunk

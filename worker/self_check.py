@@ -1,10 +1,15 @@
 """Does every graph that was just captured do what its step does?"""
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
 import torch
 from torch import Tensor
 
+from lockstep.worker.bodies import RunnerParts
+from lockstep.worker.forward import ForwardInputs
 from lockstep.worker.graphs.errors import GraphError
-from lockstep.worker.model_runner import RunnerParts
 from lockstep.worker.sampling_state import Variant
 
 _NUM_PROBES = 2
@@ -12,11 +17,22 @@ _NUM_PROBES = 2
 _TOLERANCE = 0.1
 
 
+@dataclass(frozen=True, slots=True)
+class _Body:
+    """A captured body both ways, over ``num_lanes`` lanes of ``query_len`` tokens each."""
+
+    name: str
+    num_lanes: int
+    query_len: int
+    inputs: Callable[[], ForwardInputs]
+    replay: Callable[[], None]
+
+
 class SelfCheck:
     """Replays every graph on probe tokens and calls its step on the same, before anyone is served.
 
-    All lanes hold the same token at position 0 of the padding block, so all rows are equal and it
-    does not matter that they write to one slot. Leaves the state in need of ``clear``.
+    All lanes hold the same tokens at the first positions of the padding block, so all rows are
+    equal and it does not matter that they write to one slot. Leaves the state in need of ``clear``.
     """
 
     def __init__(self, parts: RunnerParts) -> None:
@@ -30,36 +46,67 @@ class SelfCheck:
             GraphError: names the size whose replay differs from its step or ignores its input.
         """
         probes = sorted({(i + 1) * vocab_size // (_NUM_PROBES + 1) for i in range(_NUM_PROBES)})
-        sizes = self._parts.graphs.sizes
-        # The host replays by calling: one size shows that, and a CPU has no time for all.
-        for size in sizes if self._state.device.type == "cuda" else sizes[:1]:
-            self._check_body(size, probes)
+        for body in self._bodies():
+            self._check_body(body, probes)
+        for size in self._some(self._parts.graphs.sizes):
             for variant in self._parts.graphs.captured_variants:
                 self._check_tail(size, probes[0], variant)
 
-    def _check_body(self, size: int, probes: list[int]) -> None:
-        expected = [self._eager_logits(size, token) for token in probes]
-        replayed = [self._replayed_logits(size, token) for token in probes]
+    def _some(self, sizes: list[int]) -> list[int]:
+        """The host replays by calling: one size shows that, and a CPU has no time for all."""
+        return sizes if self._state.device.type == "cuda" else sizes[:1]
+
+    def _bodies(self) -> Iterator[_Body]:
+        graphs = self._parts.graphs
+        yield from map(self._decode_body, self._some(graphs.sizes))
+        yield from map(self._mixed_body, self._some(graphs.mixed_sizes))
+        yield from map(self._split_body, self._some(graphs.split_sizes))
+
+    def _decode_body(self, size: int) -> _Body:
+        parts = self._parts
+        inputs, replay = partial(parts.inputs.decode, size), partial(parts.graphs.body, size)
+        return _Body(f"the graph of size {size}", size, 1, inputs, replay)
+
+    def _mixed_body(self, size: int) -> _Body:
+        """Two tokens a lane where they fit, so that prompts are tried, and padding behind them."""
+        parts = self._parts
+        query_len = min(2, size, parts.step.kv.block_size)
+        num_lanes = min(size // query_len, parts.state.max_lanes)
+        inputs = partial(parts.inputs.mixed, size, num_lanes, 2)
+        replay = partial(parts.graphs.mixed_body, size)
+        return _Body(f"the mixed graph of size {size}", num_lanes, query_len, inputs, replay)
+
+    def _split_body(self, size: int) -> _Body:
+        body = self._mixed_body(size)
+        return replace(
+            body,
+            name=f"the graph in segments of size {size}",
+            replay=lambda: self._parts.graphs.pieces(body.inputs()),
+        )
+
+    def _check_body(self, body: _Body, probes: list[int]) -> None:
+        expected = [self._called(body, token) for token in probes]
+        replayed = [self._replayed(body, token) for token in probes]
         for token, wanted, found in zip(probes, expected, replayed, strict=True):
             difference = _largest_difference(wanted, found)
             if not difference <= _TOLERANCE:
                 raise GraphError(
-                    f"the graph of size {size} differs from its step by {difference:.3g} "
+                    f"{body.name} differs from its step by {difference:.3g} "
                     f"(of the largest logit) at token {token}"
                 )
         reacts = not all(torch.equal(replayed[0], other) for other in replayed[1:])
         if len(probes) > 1 and not reacts:
-            raise GraphError(f"the graph of size {size} gives the same whatever its input")
-        if not torch.equal(self._replayed_logits(size, probes[0]), replayed[0]):
-            raise GraphError(f"the graph of size {size} gives two answers to one input")
+            raise GraphError(f"{body.name} gives the same whatever its input")
+        if not torch.equal(self._replayed(body, probes[0]), replayed[0]):
+            raise GraphError(f"{body.name} gives two answers to one input")
 
     def _check_tail(self, size: int, token: int, variant: Variant) -> None:
         """A tail's output row, from the same logits and lanes."""
-        parts, ring = self._parts, self._state.output
-        self._eager_logits(size, token)
+        parts, ring, body = self._parts, self._state.output, self._decode_body(size)
+        self._called(body, token)
         rows = []
         for tail in (parts.step.tail, parts.graphs.tail):
-            self._fill_lanes(size, token)
+            self._fill(body, token)
             parts.sampling.reset_rows(range(size))
             step = int(ring.counter)
             tail(size, variant)
@@ -67,24 +114,28 @@ class SelfCheck:
         if not torch.equal(*rows):
             raise GraphError(f"the {variant.name} tail of size {size} differs from its step")
 
-    def _eager_logits(self, size: int, token: int) -> Tensor:
-        self._fill_lanes(size, token)
-        self._state.logits.zero_()
-        self._parts.step.body(self._parts.inputs.decode(size))
-        return self._state.logits[:size].clone()
+    def _called(self, body: _Body, token: int) -> Tensor:
+        return self._logits(body, token, lambda: self._parts.step.body(body.inputs()))
 
-    def _replayed_logits(self, size: int, token: int) -> Tensor:
-        self._fill_lanes(size, token)
-        self._state.logits.zero_()
-        self._parts.graphs.body(size)
-        return self._state.logits[:size].clone()
+    def _replayed(self, body: _Body, token: int) -> Tensor:
+        return self._logits(body, token, body.replay)
 
-    def _fill_lanes(self, size: int, token: int) -> None:
-        state = self._state
+    def _logits(self, body: _Body, token: int, run: Callable[[], None]) -> Tensor:
+        self._fill(body, token)
+        self._state.logits.zero_()
+        run()
+        return self._state.logits[: body.num_lanes].clone()
+
+    def _fill(self, body: _Body, token: int) -> None:
+        state, num_lanes = self._state, body.num_lanes
         for flags in (state.active, state.samples):
-            flags.zero_()[:size].fill_(True)
+            flags.zero_()[:num_lanes].fill_(True)
         state.last_token.fill_(token)
         state.num_computed.zero_()
+        state.query_lens.zero_()[:num_lanes].fill_(body.query_len)
+        state.from_chunk.zero_()
+        lanes = state.lane_ids[:num_lanes].long().repeat_interleave(body.query_len)
+        state.token_lanes.zero_()[: len(lanes)].copy_(lanes)
 
 
 def _largest_difference(wanted: Tensor, found: Tensor) -> float:

@@ -19,7 +19,11 @@ class StepState:
     word: how many tokens a lane computes in this step, and whether it then samples one.
     ``step_number`` is what replicas in lockstep tell each other, in ``peer_steps``.
 
+    ``chunk_ids``, ``token_lanes`` and ``from_chunk`` are the tokens of a mixed step: see
+    ``set_batch``.
+
     Args:
+        max_tokens: of a step.
         ring_depth: at least run_ahead + 2.
         num_replicas: how many tell each other which step they are at.
     """
@@ -28,6 +32,7 @@ class StepState:
         self,
         *,
         max_lanes: int,
+        max_tokens: int,
         max_blocks_per_req: int,
         vocab_local: int,
         ring_depth: int,
@@ -46,6 +51,9 @@ class StepState:
         self.block_table = zeros(max_lanes, max_blocks_per_req, dtype=torch.int32)
         self.query_lens = zeros(max_lanes, dtype=torch.int64)
         self.samples = zeros(max_lanes, dtype=torch.bool)
+        self.chunk_ids = zeros(max_tokens, dtype=torch.int64)
+        self.token_lanes = zeros(max_tokens, dtype=torch.int64)
+        self.from_chunk = zeros(max_lanes, dtype=torch.int64)
         self.faults = zeros(max_lanes, dtype=torch.int32)
         self.logits = zeros(max_lanes, vocab_local, dtype=torch.float32)
         self.step_number = zeros(1, dtype=torch.float32)
@@ -78,6 +86,18 @@ class StepState:
         self.query_lens[num_lanes:].zero_()
         self.samples[:num_lanes].copy_(samples)
         self.samples[num_lanes:].zero_()
+
+    def set_batch(self, chunk_ids: Tensor, token_lanes: Tensor, from_chunk: Tensor) -> None:
+        """Say what the tokens of a mixed step are, those of each lane together, then padding.
+
+        Args:
+            chunk_ids: [num_tokens] int64; looked at where the lane has a chunk.
+            token_lanes: [num_tokens] int64, the lane of each token, 0 for padding.
+            from_chunk: [num_lanes] int64, 1 where the lane computes a chunk, 0 where it decodes.
+        """
+        self.chunk_ids[: len(chunk_ids)].copy_(chunk_ids)
+        self.token_lanes[: len(token_lanes)].copy_(token_lanes)
+        self.from_chunk[: len(from_chunk)].copy_(from_chunk)
 
     def advance(self, token_ids: Tensor, *, counts: Tensor, active: Tensor, ended: Tensor) -> None:
         """Move lanes past the tokens they computed; those that are not ``active`` stay bit-equal.

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from lockstep.comm.collectives import Communicator
-from lockstep.worker.forward import ForwardInputs
+from lockstep.worker.flow import Flow
+from lockstep.worker.forward import AttentionMetadata, ForwardInputs
 from lockstep.worker.kv_cache import KVCache
 from lockstep.worker.output_ring import NOT_FINITE, OUT_OF_STEP, PEER_SHIFT, SLOT_FAULT
 from lockstep.worker.sampler import SampleOutput, Sampler
@@ -18,9 +19,17 @@ from lockstep.worker.state import StepState
 class Model(Protocol):
     """What a step needs of a model."""
 
+    num_layers: int
+
     def __call__(self, inputs: ForwardInputs, kv: KVCache) -> Tensor: ...
 
     def logits(self, hidden: Tensor) -> Tensor: ...
+
+    def new_flow(self, num_tokens: int) -> Flow: ...
+
+    def run_segment(self, index: int, flow: Flow) -> None: ...
+
+    def attend(self, index: int, flow: Flow, metadata: AttentionMetadata, kv: KVCache) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +48,13 @@ class Step:
 
     def body(self, inputs: ForwardInputs) -> None:
         """Forward ``inputs`` and leave one row of logits per lane in ``state.logits``."""
-        self._exchange_step_number()
-        hidden = self.model(inputs, self.kv)
-        if inputs.logit_rows is not None:
-            hidden = hidden[inputs.logit_rows]
+        self.exchange_step_number()
+        self.leave_logits(self.model(inputs, self.kv), inputs.logit_rows)
+
+    def leave_logits(self, hidden: Tensor, logit_rows: Tensor | None) -> None:
+        """The end of a body: ``hidden`` is that of every token."""
+        if logit_rows is not None:
+            hidden = hidden[logit_rows]
         self.state.logits[: hidden.shape[0]].copy_(self.model.logits(hidden))
 
     def tail(self, num_lanes: int, variant: Variant) -> SampleOutput:
@@ -83,8 +95,8 @@ class Step:
             state.next_step()
         return SampleOutput(token_ids, finite, sampler.logprobs(logits, token_ids, variant))
 
-    def _exchange_step_number(self) -> None:
-        """The collective that replicas in lockstep share: each tells its step."""
+    def exchange_step_number(self) -> None:
+        """The beginning of a body: replicas in lockstep tell each other their step."""
         if self.dp.size == 1:
             return
         state = self.state

@@ -1,16 +1,20 @@
-"""The graphs of a rank's steps: a body and a tail per sampling variant, for each decode size."""
+"""The graphs of a rank's steps: bodies, whole or in segments, and a tail per sampling variant."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
+from lockstep.worker.forward import ForwardInputs
 from lockstep.worker.graphs.dispatch import BatchDescriptor
+from lockstep.worker.graphs.errors import GraphError
 from lockstep.worker.graphs.manifest import Manifest
-from lockstep.worker.graphs.runner import GraphRunner
+from lockstep.worker.graphs.mode import RunMode
+from lockstep.worker.graphs.runner import GraphRunner, Parts
 from lockstep.worker.kv_cache import KVCache
 from lockstep.worker.sampler import SampleOutput
 from lockstep.worker.sampling_state import LaneSampling, Variant
+from lockstep.worker.segments import Segments
 from lockstep.worker.state import StepState
 from lockstep.worker.step import Step
 from lockstep.worker.step_inputs import StepInputs
@@ -21,10 +25,13 @@ _BODY = "body"
 class RankStatics:
     """Every tensor of a rank that a graph may hold the address of."""
 
-    def __init__(self, state: StepState, sampling: LaneSampling, kv: KVCache) -> None:
+    def __init__(
+        self, state: StepState, sampling: LaneSampling, kv: KVCache, segments: Segments | None
+    ) -> None:
         self._state = state
         self._sampling = sampling
         self._kv = kv
+        self._segments = segments
 
     @property
     def generation(self) -> int:
@@ -32,7 +39,8 @@ class RankStatics:
 
     def statics(self) -> Mapping[str, Tensor]:
         own, sampling = self._state.statics(), self._sampling.statics()
-        return own | sampling | {"kv_cache": self._kv.storage}
+        flow = self._segments.flow.statics() if self._segments else {}
+        return own | sampling | flow | {"kv_cache": self._kv.storage}
 
 
 class StepGraphs:
@@ -49,7 +57,10 @@ class StepGraphs:
         self._step = step
         self._inputs = inputs
         self._sampling = sampling
-        self.sizes: list[int] = []  # ascending
+        self._segments: Segments | None = None
+        self.sizes: list[int] = []  # in tokens, ascending: of decode graphs,
+        self.split_sizes: list[int] = []  # of those in segments,
+        self.mixed_sizes: list[int] = []  # of whole graphs of any batch
 
     @property
     def num_graphs(self) -> int:
@@ -64,19 +75,47 @@ class StepGraphs:
         self, manifest: Manifest, progress: Callable[[int, int], None] | None = None
     ) -> None:
         """Capture all of ``manifest``, together with the other ranks of the lockstep group."""
-        step = self._step
-        statics = RankStatics(step.state, self._sampling, step.kv)
+        step, split = self._step, manifest.sizes(RunMode.PIECEWISE)
+        if split:
+            self._segments = Segments(step.model, step.kv, max(split))
+        statics = RankStatics(step.state, self._sampling, step.kv, self._segments)
         self._runner.capture_all(manifest, self._parts, statics, progress)
-        self.sizes = sorted(key.num_tokens for key in self._runner.records)
+        keys = sorted(self._runner.records, key=lambda each: each.num_tokens)
+        self.sizes = [key.num_tokens for key in keys if _is_decode(key)]
+        self.split_sizes = [key.num_tokens for key in keys if key.num_reqs is None]
+        self.mixed_sizes = [
+            key.num_tokens for key in keys if key.num_reqs is not None and not _is_decode(key)
+        ]
 
     def body(self, num_lanes: int) -> None:
-        """Replay the body of exactly ``num_lanes`` lanes.
+        """Replay the decode body of exactly ``num_lanes`` lanes.
 
         Raises:
             GraphError: this size was not captured.
             StaleGraphError: a static tensor has moved.
         """
-        self._runner.replay(_key(num_lanes), _BODY)
+        self._runner.replay(_decode_key(num_lanes), _BODY)
+
+    def mixed_body(self, num_tokens: int) -> None:
+        """Replay the body of exactly ``num_tokens`` tokens of any lanes; raises as ``body``."""
+        self._runner.replay(self._mixed_key(num_tokens), _BODY)
+
+    def pieces(self, inputs: ForwardInputs) -> None:
+        """A body of segments that are replayed and attentions that are called; raises as ``body``.
+
+        Args:
+            inputs: padded to a size that was captured in segments.
+        """
+        step, segments = self._step, self._segments
+        key = BatchDescriptor(len(inputs.token_ids), None, 0)
+        if segments is None:
+            raise GraphError(f"size {key.num_tokens} was not captured in segments")
+        step.exchange_step_number()
+        flow = segments.load(inputs)
+        self._runner.replay_in_turn(
+            key, segments.names, lambda index: segments.attend(index, flow, inputs)
+        )
+        step.leave_logits(flow.hidden, inputs.logit_rows)
 
     def tail(self, num_lanes: int, variant: Variant) -> SampleOutput | None:
         """The tail by the graph of the next larger size, or eagerly: then the output is returned.
@@ -84,7 +123,7 @@ class StepGraphs:
         Rows beyond ``num_lanes`` sample nothing, so the larger graph does the same.
         """
         at = bisect_left(self.sizes, num_lanes)
-        key = _key(self.sizes[at]) if at < len(self.sizes) else _key(num_lanes)
+        key = _decode_key(self.sizes[at] if at < len(self.sizes) else num_lanes)
         if not self._runner.captured(key, _tail(variant)):
             return self._step.tail(num_lanes, variant)
         self._runner.replay(key, _tail(variant))
@@ -93,21 +132,35 @@ class StepGraphs:
     def release(self) -> None:
         """Drop all graphs; comes before the topology is destroyed."""
         self._runner.release()
-        self.sizes = []
+        self._segments = None
+        self.sizes, self.split_sizes, self.mixed_sizes = [], [], []
 
-    def _parts(self, descriptor: BatchDescriptor) -> dict[str, Callable[[], None]]:
-        num_lanes = descriptor.num_tokens
+    def _parts(self, descriptor: BatchDescriptor) -> Parts:
+        num_tokens, num_lanes = descriptor.num_tokens, descriptor.num_reqs
+        if num_lanes is None:
+            assert self._segments is not None
+            return self._segments.parts(num_tokens)
+        if not _is_decode(descriptor):
+            return {_BODY: lambda: self._step.body(self._any_lanes(num_tokens, num_lanes))}
+        tails = {_tail(each): self._tail_part(num_lanes, each) for each in self.captured_variants}
+        return {_BODY: lambda: self._step.body(self._inputs.decode(num_lanes))} | tails
 
-        def body() -> None:
-            self._step.body(self._inputs.decode(num_lanes))
+    def _any_lanes(self, num_tokens: int, num_lanes: int) -> ForwardInputs:
+        # A graph holds for every batch of its size: one lane may have all tokens.
+        return self._inputs.mixed(num_tokens, num_lanes, max_query_len=max(2, num_tokens))
 
-        def tail(variant: Variant) -> Callable[[], None]:
-            return lambda: _ignore(self._step.tail(num_lanes, variant))
+    def _tail_part(self, num_lanes: int, variant: Variant) -> Callable[[], None]:
+        return lambda: _ignore(self._step.tail(num_lanes, variant))
 
-        return {_BODY: body} | {_tail(each): tail(each) for each in self.captured_variants}
+    def _mixed_key(self, num_tokens: int) -> BatchDescriptor:
+        return BatchDescriptor(num_tokens, min(num_tokens, self._step.state.max_lanes), 0)
 
 
-def _key(num_lanes: int) -> BatchDescriptor:
+def _is_decode(descriptor: BatchDescriptor) -> bool:
+    return descriptor.uniform_query_len > 0
+
+
+def _decode_key(num_lanes: int) -> BatchDescriptor:
     return BatchDescriptor(num_lanes, num_lanes, 1)
 
 

@@ -51,22 +51,21 @@ class StepInputs:
         table = self._state.block_table[:num_lanes]
         return *decode_inputs(self._state, num_lanes, self._block_size), table
 
-    def mixed(
-        self, chunk_ids: Tensor, token_lanes: Tensor, from_chunk: Tensor, max_query_len: int
-    ) -> ForwardInputs:
+    def mixed(self, num_tokens: int, num_lanes: int, max_query_len: int) -> ForwardInputs:
         """``state.query_lens`` tokens of each lane, in lane order, then padding.
 
+        What the tokens are, ``state.set_batch`` said; lanes beyond those it knew have no token.
+
         Args:
-            chunk_ids: [num_tokens] int64; looked at where the lane has a chunk.
-            token_lanes: [num_tokens] int64, the lane of each token, 0 for padding.
-            from_chunk: [num_lanes] int64, 1 where the lane computes a chunk, 0 where it decodes.
+            max_query_len: at least 2; in a graph the most that a lane can have.
         """
-        state, num_lanes = self._state, from_chunk.shape[0]
+        state = self._state
         active, query_lens = state.active[:num_lanes], state.query_lens[:num_lanes]
+        token_lanes = state.token_lanes[:num_tokens]
         num_computed = state.num_computed[:num_lanes]
         ends = query_lens.cumsum(0)
         starts = ends - query_lens
-        at = torch.arange(len(chunk_ids), device=chunk_ids.device)
+        at = torch.arange(num_tokens, device=state.device)
         live = active[token_lanes] & (at < ends[-1])
         positions = num_computed[token_lanes] + at - starts[token_lanes]
         positions = torch.where(live, positions, 0)
@@ -82,7 +81,8 @@ class StepInputs:
             max_context_len=self._max_model_len,
         )
         decoded = state.last_token[token_lanes]
-        token_ids = torch.where(from_chunk[token_lanes] == 1, chunk_ids, decoded)
+        from_chunk = state.from_chunk[token_lanes] == 1
+        token_ids = torch.where(from_chunk, state.chunk_ids[:num_tokens], decoded)
         token_ids = torch.where(live, token_ids, 0)
         return ForwardInputs(token_ids, positions, metadata, logit_rows=(ends - 1).clamp(min=0))
 

@@ -1,5 +1,6 @@
 """A tiny model with a ModelRunner around it, plans written by hand, and the slow way to decode."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +21,7 @@ from lockstep.comm.sampling import SamplingParams
 from lockstep.parallel.rank_spec import RankSpec
 from lockstep.parallel.topology import Topology
 from lockstep.worker.attention.base import AttentionSizes, create_backend
+from lockstep.worker.bodies import RunnerParts
 from lockstep.worker.config import ModelConfig
 from lockstep.worker.forward import AttentionMetadata, ForwardInputs
 from lockstep.worker.graphs.backend import GraphBackend
@@ -30,7 +32,7 @@ from lockstep.worker.graphs.mode import RunMode
 from lockstep.worker.graphs.runner import GraphRunner
 from lockstep.worker.kv_cache import KVCache, KVLayout
 from lockstep.worker.lanes import LaneTable
-from lockstep.worker.model_runner import ModelRunner, RunnerParts
+from lockstep.worker.model_runner import ModelRunner
 from lockstep.worker.models.decoder import DecoderModel
 from lockstep.worker.sampler import Sampler
 from lockstep.worker.sampling_state import LaneSampling
@@ -102,9 +104,17 @@ class Rig:
     def sampling(self) -> LaneSampling:
         return self.parts.sampling
 
-    def capture(self, *sizes: int) -> None:
-        """Capture decode graphs of these sizes, and forget what that left in the lanes."""
-        entries = [ManifestEntry(RunMode.FULL, BatchDescriptor(n, n, 1)) for n in sizes]
+    def capture(self, *sizes: int, split: Sequence[int] = (), mixed: Sequence[int] = ()) -> None:
+        """Capture graphs and forget what that left in the lanes.
+
+        Args:
+            sizes: of decode graphs, ``split`` of those in segments, ``mixed`` of any batch.
+        """
+        entries = [ManifestEntry(RunMode.PIECEWISE, BatchDescriptor(n, None, 0)) for n in split]
+        entries += [
+            ManifestEntry(RunMode.FULL, BatchDescriptor(n, min(n, MAX_LANES), 0)) for n in mixed
+        ]
+        entries += [ManifestEntry(RunMode.FULL, BatchDescriptor(n, n, 1)) for n in sizes]
         self.parts.graphs.capture(Manifest(tuple(entries)))
         self.runner.clear()
 
@@ -131,6 +141,7 @@ def make_rig(
     depth = run_ahead + 2
     state = StepState(
         max_lanes=MAX_LANES,
+        max_tokens=256,
         max_blocks_per_req=width,
         vocab_local=model.vocab_local,
         ring_depth=depth,
@@ -239,6 +250,11 @@ def padded(step_id: int, replica: ReplicaPlan, size: int) -> StepPlan:
 def full(step_id: int, replica: ReplicaPlan, size: int, *, num_steps: int = 1) -> StepPlan:
     agreement = StepAgreement(RunMode.FULL, size, [size], 1)
     return StepPlan(0, step_id, agreement, [replica], num_steps)
+
+
+def any_batch(run_mode: RunMode, step_id: int, replica: ReplicaPlan, size: int) -> StepPlan:
+    """A step of any tokens, in a graph of ``size``."""
+    return StepPlan(0, step_id, StepAgreement(run_mode, size, [size], 0), [replica])
 
 
 def tokens_of(result: StepResult) -> list[int | None]:

@@ -71,19 +71,13 @@ def test_mixed_full_graph_must_hold_the_requests() -> None:
     assert dispatcher.dispatch(7, 5, 0)[0] is RunMode.EAGER
 
 
-def test_runtime_lowers_what_it_cannot_capture() -> None:
+@pytest.mark.parametrize("mode", GraphMode)
+def test_a_running_system_dispatches_by_the_mode_that_was_resolved(mode: GraphMode) -> None:
     schedule = ScheduleConfig(max_num_seqs=8, max_num_batched_tokens=64)
-    for wish, mode in [
-        ("FULL_AND_PIECEWISE", "FULL_DECODE_ONLY"),
-        ("FULL", "FULL_DECODE_ONLY"),
-        ("PIECEWISE", "NONE"),
-        ("NONE", "NONE"),
-    ]:
-        dispatcher = create_dispatcher(GraphConfig(mode=wish), schedule)
-        assert dispatcher.mode == mode
-        assert dispatcher.dispatch(5, 2, 0)[0] is RunMode.EAGER
-        decode = RunMode.EAGER if mode == "NONE" else RunMode.FULL
-        assert dispatcher.dispatch(5, 5, 1)[0] is decode
+    dispatcher = create_dispatcher(GraphConfig(mode=mode), schedule)
+    assert dispatcher.mode is mode
+    assert dispatcher.dispatch(5, 2, 0)[0] is mode.mixed
+    assert dispatcher.dispatch(5, 5, 1)[0] is mode.decode
 
 
 @given(grids(), st.sampled_from(GraphMode), st.data())

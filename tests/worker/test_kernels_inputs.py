@@ -17,8 +17,8 @@ MAX_LANES, WIDTH, BLOCK_SIZE, VOCAB = 7, 5, 16, 11
 def _random_state(seed: int) -> StepState:
     torch.manual_seed(seed)
     state = StepState(
-        max_lanes=MAX_LANES, max_blocks_per_req=WIDTH, vocab_local=VOCAB, ring_depth=4,
-        num_replicas=2, device=DEVICE,
+        max_lanes=MAX_LANES, max_tokens=8, max_blocks_per_req=WIDTH, vocab_local=VOCAB,
+        ring_depth=4, num_replicas=2, device=DEVICE,
     )  # fmt: skip
     state.last_token.copy_(torch.randint(0, VOCAB, (MAX_LANES,)))
     state.num_computed.copy_(torch.randint(0, WIDTH * BLOCK_SIZE, (MAX_LANES,)))

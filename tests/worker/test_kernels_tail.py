@@ -45,7 +45,7 @@ def a_step(seed, *, lockstep=False, vocab_start=0, tp=None):
         return torch.rand(LANES, generator=generator) < chance
 
     state = StepState(
-        max_lanes=LANES, max_blocks_per_req=2, vocab_local=VOCAB, ring_depth=4,
+        max_lanes=LANES, max_tokens=8, max_blocks_per_req=2, vocab_local=VOCAB, ring_depth=4,
         num_replicas=3 if lockstep else 1, device=DEVICE,
     )  # fmt: skip
     state.active.copy_(flags(0.8))

@@ -27,7 +27,7 @@ def test_one_plan_for_all_and_a_dummy_for_the_idle() -> None:
     rig.check_outputs()
     assert [replica.num_steps for replica in rig.replicas] == [5, 5, 5]
     first, *rest = rig.plans
-    assert first.agreement.run_mode == RunMode.EAGER
+    assert (first.agreement.run_mode, first.agreement.num_tokens_padded) == (RunMode.PIECEWISE, 4)
     assert first.agreement.num_tokens_across_dp == [3, 1, 1]
     for plan in rest:
         assert (plan.agreement.run_mode, plan.agreement.num_tokens_padded) == (RunMode.FULL, 1)
@@ -76,7 +76,7 @@ def test_agreement_of_every_plan_is_that_of_its_batches() -> None:
         proposals = [propose(replica, max_mode=RunMode.FULL) for replica in plan.replicas]
         assert plan.agreement == agree(proposals, dispatch)
     modes = {plan.agreement.run_mode for plan in rig.plans}
-    assert modes == {RunMode.EAGER, RunMode.FULL}
+    assert modes == {RunMode.PIECEWISE, RunMode.FULL}
 
 
 def test_idle_replicas_do_not_make_a_prefill_wait() -> None:

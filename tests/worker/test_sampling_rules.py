@@ -40,8 +40,11 @@ MIXED = {
 WAYS = {
     "plain loop": {"run_ahead": 0},
     "far ahead, prompts in chunks": {"run_ahead": 4, "max_num_batched_tokens": 7},
-    "graphs, two at a time": {"graph_mode": "FULL", "max_num_seqs": 2},
-    "graphs, so few blocks that requests are preempted": {"graph_mode": "FULL", "num_blocks": 11},
+    "graphs, two at a time": {"graph_mode": "FULL_AND_PIECEWISE", "max_num_seqs": 2},
+    "graphs, so few blocks that requests are preempted": {
+        "graph_mode": "FULL_AND_PIECEWISE",
+        "num_blocks": 11,
+    },
 }
 
 

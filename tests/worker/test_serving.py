@@ -53,12 +53,21 @@ WAYS = {
     "two at a time": {"max_num_seqs": 2},
     "no prefix cache": {"caching": False},
     "graphs": {"graph_mode": "FULL_AND_PIECEWISE"},
+    "graphs of decode steps alone": {"graph_mode": "FULL_DECODE_ONLY"},
+    "graphs in segments alone": {"graph_mode": "PIECEWISE"},
     "graphs in the plain loop, few blocks": {
-        "graph_mode": "FULL",
+        "graph_mode": "FULL_AND_PIECEWISE",
         "run_ahead": 0,
         "num_blocks": 12,
     },
     "so few blocks that requests are preempted": {"num_blocks": 12},
+}
+# No mixed batch is larger than the largest captured size unless the way says so.
+RAN = {
+    "NONE": {"EAGER"},
+    "FULL_DECODE_ONLY": {"EAGER", "FULL"},
+    "PIECEWISE": {"EAGER", "PIECEWISE"},
+    "FULL_AND_PIECEWISE": {"EAGER", "PIECEWISE", "FULL"},
 }
 
 
@@ -72,7 +81,7 @@ def test_every_way_of_serving_gives_the_tokens_of_each_request_alone(
     preempted = sum(replica.num_preemptions for replica in scheduler._replicas)
     assert (preempted > 0) == ("few blocks" in way)
     ran = {mode.name for mode, number in worker.metrics.num_steps.items() if number}
-    assert ran == ({"EAGER", "FULL"} if "graphs" in way else {"EAGER"})
+    assert ran == RAN[WAYS[way].get("graph_mode", "NONE")]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +90,7 @@ def test_every_way_of_serving_gives_the_tokens_of_each_request_alone(
 def test_any_list_of_sizes_that_is_accepted_serves(
     sizes: tuple[int, ...], replays: bool, expected: dict[str, list[int]]
 ) -> None:
-    config = worker_config(graph_mode="FULL")
+    config = worker_config(graph_mode="FULL_AND_PIECEWISE")
     graph = msgspec.structs.replace(config.graph, capture_sizes=sizes)
     served, _, worker = serve(msgspec.structs.replace(config, graph=graph), requests())
     assert served.tokens == expected
@@ -127,7 +136,11 @@ def test_logprobs_arrive_with_their_tokens(expected: dict[str, list[int]]) -> No
 def test_requests_that_come_and_go_at_random_keep_their_own_tokens(seed: int) -> None:
     rng = random.Random(seed)
     config = worker_config(
-        graph_mode="FULL", run_ahead=3, num_blocks=14, max_num_batched_tokens=9, max_num_seqs=5
+        graph_mode="FULL_AND_PIECEWISE",
+        run_ahead=3,
+        num_blocks=14,
+        max_num_batched_tokens=9,
+        max_num_seqs=5,
     )
     worker = Worker(config, SPEC, alone_topology())
     scheduler = make_scheduler(config, worker.start().num_blocks)

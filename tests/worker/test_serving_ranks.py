@@ -27,6 +27,8 @@ from lockstep.worker.config import WorkerConfig
 from lockstep.worker.graphs.mode import RunMode
 from lockstep.worker.loop import Worker
 
+# With at most 6 lanes the largest captured size is 8, or the most tokens of a step up to 12.
+GRAPHS = {"graph_mode": "FULL_AND_PIECEWISE"}
 PROMPTS = {"a": [5, 17, 3], "b": [44, 9, 9, 61, 2, 80, 33, 12, 12, 7], "c": [12], "d": [90, 1]}
 
 
@@ -48,9 +50,10 @@ def serve(parallel: ParallelConfig, adds: list[AddRequest], **options: object):
 
 
 def test_two_tensor_parallel_ranks_give_the_tokens_of_one(expected) -> None:
-    outcomes = serve(ParallelConfig(tp_size=2, timeout_s=20), requests(), graph_mode="FULL")
+    parallel = ParallelConfig(tp_size=2, timeout_s=20)
+    outcomes = serve(parallel, requests(), **GRAPHS, max_num_batched_tokens=13)
     assert [tokens for tokens, _ in outcomes] == [expected, expected]
-    assert run_modes(outcomes[0][1]) == {RunMode.EAGER, RunMode.FULL}
+    assert run_modes(outcomes[0][1]) == {RunMode.EAGER, RunMode.PIECEWISE, RunMode.FULL}
 
 
 def test_sampled_tokens_are_those_of_one_rank() -> None:
@@ -67,11 +70,11 @@ def run_modes(plans: list[StepPlan]) -> set[int]:
 @pytest.mark.parametrize("keys", ["abcd", "b"], ids=["both busy", "one idle"])
 def test_replicas_in_lockstep_take_every_step_together(expected, keys: str) -> None:
     parallel = ParallelConfig(dp_size=2, dp_lockstep="always", verify_agreement=True, timeout_s=20)
-    outcomes = serve(parallel, requests(keys), graph_mode="FULL")
+    outcomes = serve(parallel, requests(keys), **GRAPHS, max_num_batched_tokens=9)
     assert [tokens for tokens, _ in outcomes] == [{key: expected[key] for key in keys}] * 2
     idle_steps = [0 in [r.num_lanes for r in plan.replicas] for plan in outcomes[0][1]]
     assert all(idle_steps) == (keys == "b")
-    assert run_modes(outcomes[0][1]) == {RunMode.EAGER, RunMode.FULL}
+    assert run_modes(outcomes[0][1]) == {RunMode.PIECEWISE, RunMode.FULL}
 
 
 def operations_by_step(rank: Rank, config_bytes: bytes) -> tuple[list[list[str]], list[StepPlan]]:
@@ -99,12 +102,12 @@ def operations_by_step(rank: Rank, config_bytes: bytes) -> tuple[list[list[str]]
 
 def test_an_idle_replica_communicates_in_every_step_as_a_busy_one_does() -> None:
     parallel = ParallelConfig(dp_size=2, dp_lockstep="always", timeout_s=20)
-    config = msgspec.msgpack.encode(worker_config(parallel=parallel, graph_mode="FULL"))
+    config = msgspec.msgpack.encode(worker_config(parallel=parallel, **GRAPHS))
     (one, plans), (other, _) = run_ranks(operations_by_step, 2, config, gloo=False)
     assert one == other and all(one) and len(one) == len(plans)
     for replica in (0, 1):
         idle = {p.agreement.run_mode for p in plans if not p.replicas[replica].num_lanes}
-        assert idle == {RunMode.EAGER, RunMode.FULL}, "an idle replica in both modes"
+        assert idle == {RunMode.PIECEWISE, RunMode.FULL}, "an idle replica in both modes"
 
 
 def run_but_skip(rank: Rank, config_bytes: bytes) -> None:

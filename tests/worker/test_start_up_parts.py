@@ -82,9 +82,9 @@ def test_warm_up_reaches_every_limit_and_goes_beyond_none(max_model_len: int) ->
 
 def test_a_worker_counts_what_it_ran() -> None:
     adds = [request("a", [1, 2, 3], max_tokens=5), request("b", [4], max_tokens=5)]
-    _, _, worker = serve(worker_config(graph_mode="FULL", run_ahead=0), adds)
+    _, _, worker = serve(worker_config(graph_mode="FULL_AND_PIECEWISE", run_ahead=0), adds)
     metrics = worker.metrics
-    assert metrics.num_steps[RunMode.EAGER] == 1 and metrics.num_steps[RunMode.FULL] == 4
+    assert metrics.num_steps == {RunMode.EAGER: 0, RunMode.PIECEWISE: 1, RunMode.FULL: 4}
     assert metrics.num_tokens == 4 + 4 * 2 and metrics.num_padding_tokens == 0
 
 

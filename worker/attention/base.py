@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from lockstep.worker.attention.registry import ADAPTERS, find_backend
+from lockstep.worker.attention.registry import ADAPTERS, auto_backend, find_backend
 from lockstep.worker.forward import AttentionMetadata
 from lockstep.worker.graphs.mode import AttentionSupport
 
@@ -71,7 +71,7 @@ def resolve_backend(name: str, device: torch.device) -> str:
             not installed.
     """
     if name == "auto":
-        return "triton" if device.type == "cuda" else "reference"
+        return auto_backend(device.type)
     if name not in ADAPTERS:
         known = ", ".join(["auto", *ADAPTERS])
         raise ValueError(f"attention_backend must be one of {known}, got {name!r}")

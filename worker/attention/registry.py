@@ -47,8 +47,8 @@ BACKENDS = (
     ),
     BackendInfo(
         "triton",
-        _BATCH,
-        "own kernels, on CUDA (vLLM lists its own as ALWAYS)",
+        _ALWAYS,
+        "own kernels, on CUDA; they find rows and lengths on the device",
         "lockstep.worker.attention.triton:TritonAttention",
         "triton",
     ),
@@ -72,6 +72,11 @@ BACKENDS = (
 )
 
 ADAPTERS = {info.name: info.adapter for info in BACKENDS if info.adapter}
+
+
+def auto_backend(device_type: str) -> str:
+    """The backend that "auto" means on a "cuda" or "cpu" device."""
+    return "triton" if device_type == "cuda" else "reference"
 
 
 def find_backend(name: str) -> BackendInfo:

@@ -11,10 +11,14 @@ from lockstep.worker.kernels.store_kv import store_kv
 
 
 class TritonAttention:
-    """Its workspace is as large as it ever gets from the start, so graphs may hold its address."""
+    """Graphs of any batch may hold its launches and the address of its workspace.
+
+    Grids follow from numbers of tokens and rows alone, the workspace is as large as it ever gets
+    from the start, and everything else is read on the device.
+    """
 
     name = "triton"
-    support = AttentionSupport.UNIFORM_BATCH
+    support = AttentionSupport.ALWAYS
 
     def __init__(self, sizes: AttentionSizes) -> None:
         self._workspace = DecodeWorkspace.create(

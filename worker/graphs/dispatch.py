@@ -7,12 +7,7 @@ from msgspec import structs
 
 from lockstep.worker.config import GraphConfig, ScheduleConfig
 from lockstep.worker.graphs.grid import Grid, build_grid, empty_grid
-from lockstep.worker.graphs.mode import AttentionSupport, GraphMode, RunMode, resolve_mode
-
-# The runner captures decode graphs only and models offer no split points yet, so a wish for
-# PIECEWISE or mixed FULL graphs becomes EAGER here, for the scheduler and all ranks alike.
-RUNTIME_SUPPORT = AttentionSupport.UNIFORM_BATCH
-RUNTIME_HAS_SPLIT_POINTS = False
+from lockstep.worker.graphs.mode import GraphMode, RunMode
 
 
 class BatchDescriptor(msgspec.Struct, frozen=True):
@@ -124,10 +119,9 @@ def create_dispatcher(
 ) -> Dispatcher:
     """The dispatcher of a running system: the scheduler and every rank build the same one.
 
-    The mode is lowered to what the runtime captures (``RUNTIME_SUPPORT``,
-    ``RUNTIME_HAS_SPLIT_POINTS``); a mode that was resolved before stays as it is.
+    ``graph.mode`` is taken as it is: what attention can do was asked when it was resolved.
     """
-    mode = resolve_mode(graph.mode, RUNTIME_SUPPORT, query_len, RUNTIME_HAS_SPLIT_POINTS).mode
+    mode = GraphMode(graph.mode)
     limits = {
         "max_num_seqs": schedule.max_num_seqs,
         "max_num_batched_tokens": schedule.max_num_batched_tokens,

@@ -25,6 +25,10 @@ class Manifest(msgspec.Struct, frozen=True):
     entries: tuple[ManifestEntry, ...]
     choices: tuple[tuple[str, str], ...] = ()
 
+    def sizes(self, run_mode: int) -> list[int]:
+        """Tokens of each graph of a run mode, in order."""
+        return [each.descriptor.num_tokens for each in self.entries if each.run_mode == run_mode]
+
     def digest(self) -> str:
         """Hex digest, equal on two ranks exactly if their manifests are."""
         return blake2b(msgspec.json.encode(self), digest_size=32).hexdigest()

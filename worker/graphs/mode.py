@@ -75,6 +75,13 @@ def mode_of_level(level: int) -> GraphMode:
     return _LEVELS[level]
 
 
+def requested_mode(mode: str | None, level: int | None) -> GraphMode:
+    """What a user asked for: a mode, or else that of an optimisation level."""
+    if mode is not None:
+        return _checked(mode)
+    return GraphMode.FULL_AND_PIECEWISE if level is None else mode_of_level(level)
+
+
 def resolve_mode(
     requested: str, support: AttentionSupport, query_len: int, piecewise_available: bool
 ) -> ResolvedMode:

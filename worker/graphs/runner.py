@@ -1,7 +1,7 @@
 """Captures the graphs of a manifest on all ranks alike, and replays them."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -33,6 +33,10 @@ class GraphRecord:
     num_bytes: int
     num_operations: int
     num_replays: dict[str, int]
+
+    def replay(self, part: str) -> None:
+        self.parts[part].replay()
+        self.num_replays[part] += 1
 
 
 class GraphRunner:
@@ -100,18 +104,39 @@ class GraphRunner:
             StaleGraphError: a static tensor has moved; names it.
             GraphError: no plan ordered this graph.
         """
-        record = self._records.get(descriptor)
-        if record is None or part not in record.parts or self._book is None:
-            raise GraphError(f"{part} of {_name(descriptor)} was not captured, and is not now")
-        self._book.check()
-        record.parts[part].replay()
-        record.num_replays[part] += 1
+        self._checked(descriptor, part).replay(part)
+
+    def replay_in_turn(
+        self, descriptor: BatchDescriptor, parts: Sequence[str], between: Callable[[int], None]
+    ) -> None:
+        """Launch parts in order and call ``between(i)`` after all but the last; checks once.
+
+        Raises:
+            StaleGraphError, GraphError: as ``replay``.
+        """
+        record = self._checked(descriptor, *parts)
+        *others, last = parts
+        for index, part in enumerate(others):
+            record.replay(part)
+            between(index)
+        record.replay(last)
 
     def release(self) -> None:
         """Drop all graphs. Comes before the topology is destroyed."""
         self._records.clear()
         self._book = None
         self._backend.release()
+
+    def _checked(self, descriptor: BatchDescriptor, *parts: str) -> GraphRecord:
+        record = self._records.get(descriptor)
+        made = record.parts if record else {}
+        missing = [part for part in parts if part not in made]
+        if record is None or missing or self._book is None:
+            raise GraphError(
+                f"{missing[0]} of {_name(descriptor)} was not captured, and is not now"
+            )
+        self._book.check()
+        return record
 
     def _capture(
         self, session: CaptureSession, descriptor: BatchDescriptor, parts: Parts

@@ -5,6 +5,7 @@ It knows layers and their order. It does not know ranks, files or graphs.
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,8 @@ from lockstep.parallel.shard import HeadLayout
 from lockstep.parallel.weight_shard import HasWeights, WeightShard
 from lockstep.worker.attention.base import AttentionBackend
 from lockstep.worker.config import ModelConfig
-from lockstep.worker.forward import ForwardInputs
+from lockstep.worker.flow import Flow
+from lockstep.worker.forward import AttentionMetadata, ForwardInputs
 from lockstep.worker.kernels.ops import linear_ops
 from lockstep.worker.kv_cache import KVCache
 from lockstep.worker.layers import Attention, RMSNorm, RotaryEmbedding
@@ -54,12 +56,19 @@ class DecoderAttention(nn.Module):
         window = config.window(layer_id)
         self.attention = Attention(layer_id, backend, scale=head_dim**-0.5, window=window)
 
-    def forward(self, x: Tensor, inputs: ForwardInputs, kv: KVCache) -> Tensor:
-        heads = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
-        q, k, v = heads.split([self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1)
-        self.rotary(q, k, inputs.positions, self._norms())
-        projected: Tensor = self.o_proj(self.attention(q, k, v, inputs, kv).flatten(1))
-        return projected
+    def project(self, x: Tensor, positions: Tensor) -> Tensor:
+        """[num_tokens, q, k and v heads, head_dim]: rotated queries and keys, then values."""
+        heads: Tensor = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
+        q, k, _ = self._split(heads)
+        self.rotary(q, k, positions, self._norms())
+        return heads
+
+    def attend(self, heads: Tensor, metadata: AttentionMetadata, kv: KVCache, out: Tensor) -> None:
+        """Attention of ``project``'s heads into ``out`` [num_tokens, num_heads, head_dim]."""
+        self.attention(*self._split(heads), metadata, kv, out)
+
+    def _split(self, heads: Tensor) -> tuple[Tensor, ...]:
+        return torch.split(heads, [self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1)
 
     def _norms(self) -> tuple[RMSNorm, RMSNorm] | None:
         if self.q_norm is None or self.k_norm is None:
@@ -97,21 +106,29 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(hidden, eps, place)
         self.mlp = DecoderMLP(config, place)
 
-    def forward(
-        self, x: Tensor, residual: Tensor | None, inputs: ForwardInputs, kv: KVCache
+    def before_attention(
+        self, x: Tensor, residual: Tensor | None, positions: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """(x, residual) for the next layer, whose first norm adds the two; None before the first.
+        """(heads, residual) from what the layer before returned; its residual is None at first."""
+        normed, residual = self.input_layernorm.add(x, residual)
+        return self.self_attn.project(normed, positions), residual
+
+    def after_attention(self, attended: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """(x, residual) for the next layer, whose first norm adds the two.
 
         Leaving the sum to the norm that follows makes the two one kernel.
         """
-        normed, residual = self.input_layernorm.add(x, residual)
-        x = self.self_attn(normed, inputs, kv)
+        x = self.self_attn.o_proj(attended.flatten(1))
         normed, residual = self.post_attention_layernorm.add(x, residual)
         return self.mlp(normed), residual
 
 
 class DecoderBody(nn.Module):
-    """Embedding, layers and the last norm."""
+    """Embedding, layers and the last norm, in segments that lie between the attentions.
+
+    Segment i, counted from 0, is what stands before the attention of layer i; the one after the
+    last attention closes. Only attention looks at more than one token.
+    """
 
     def __init__(
         self, config: ModelConfig, backend: AttentionBackend, place: Placement, max_positions: int
@@ -131,12 +148,24 @@ class DecoderBody(nn.Module):
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, place)
 
-    def forward(self, inputs: ForwardInputs, kv: KVCache) -> Tensor:
-        x: Tensor = self.embed_tokens(inputs.token_ids)
-        residual: Tensor | None = None
-        for layer in self.layers:
-            x, residual = layer(x, residual, inputs, kv)
+    def opening(self, token_ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """(heads, residual) for the first attention."""
+        return self.layer(0).before_attention(self.embed_tokens(token_ids), None, positions)
+
+    def between(
+        self, layer_id: int, attended: Tensor, residual: Tensor, positions: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """From the attention before ``layer_id``'s to (heads, residual) for that one."""
+        x, residual = self.layer(layer_id - 1).after_attention(attended, residual)
+        return self.layer(layer_id).before_attention(x, residual, positions)
+
+    def closing(self, attended: Tensor, residual: Tensor) -> Tensor:
+        """The final-normed hidden state, from the last attention."""
+        x, residual = self.layer(-1).after_attention(attended, residual)
         return self.norm.add(x, residual)[0]
+
+    def layer(self, layer_id: int) -> DecoderLayer:
+        return cast(DecoderLayer, self.layers[layer_id])
 
 
 class DecoderModel(nn.Module):
@@ -164,6 +193,7 @@ class DecoderModel(nn.Module):
         place = Placement(tp, device, dtype, linear_ops(device))
         max_positions = max_positions or config.max_position_embeddings
         self.config = config
+        self.num_layers = config.num_layers
         self.model = DecoderBody(config, backend, place, max_positions)
         self.lm_head = ParallelLMHead(self.model.embed_tokens, tied=config.tie_embeddings)
         self.vocab_local = self.lm_head.shard.local_size
@@ -174,8 +204,50 @@ class DecoderModel(nn.Module):
 
     def forward(self, inputs: ForwardInputs, kv: KVCache) -> Tensor:
         """The final-normed hidden state of every token, [num_tokens, hidden_size]."""
-        hidden: Tensor = self.model(inputs, kv)
-        return hidden
+        body, metadata = self.model, inputs.attention
+        heads, residual = body.opening(inputs.token_ids, inputs.positions)
+        attended = self._attend(0, heads, metadata, kv)
+        for layer_id in range(1, self.num_layers):
+            heads, residual = body.between(layer_id, attended, residual, inputs.positions)
+            attended = self._attend(layer_id, heads, metadata, kv)
+        return body.closing(attended, residual)
+
+    def new_flow(self, num_tokens: int) -> Flow:
+        """Room for what passes between the segments of a step of up to ``num_tokens``."""
+        config, heads = self.config, self.num_heads_local
+        return Flow.create(
+            num_tokens,
+            hidden_size=config.hidden_size,
+            num_heads=heads,
+            num_all_heads=heads + 2 * self.num_kv_heads_local,
+            head_dim=config.head_dim,
+            like=self.model.norm.weight,
+        )
+
+    def run_segment(self, index: int, flow: Flow) -> None:
+        """One of ``num_layers + 1`` segments, from ``flow`` to ``flow``."""
+        if index == self.num_layers:
+            flow.hidden.copy_(self.model.closing(flow.attended, flow.residual))
+            return
+        if index == 0:
+            heads, residual = self.model.opening(flow.token_ids, flow.positions)
+        else:
+            heads, residual = self.model.between(
+                index, flow.attended, flow.residual, flow.positions
+            )
+        flow.heads.copy_(heads)
+        flow.residual.copy_(residual)
+
+    def attend(self, index: int, flow: Flow, metadata: AttentionMetadata, kv: KVCache) -> None:
+        """The attention behind segment ``index``, from ``flow`` to ``flow``."""
+        self.model.layer(index).self_attn.attend(flow.heads, metadata, kv, flow.attended)
+
+    def _attend(
+        self, layer_id: int, heads: Tensor, metadata: AttentionMetadata, kv: KVCache
+    ) -> Tensor:
+        attended = heads.new_empty(heads.shape[0], self.num_heads_local, heads.shape[2])
+        self.model.layer(layer_id).self_attn.attend(heads, metadata, kv, attended)
+        return attended
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, hidden_size] to float32 [n, vocab_local]; padded vocabulary rows are -inf."""
