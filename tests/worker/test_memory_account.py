@@ -73,7 +73,8 @@ def test_storages_are_counted_once() -> None:
 
 
 def test_a_start_on_a_cpu_tells_what_is_known_by_its_tensors() -> None:
-    worker = Worker(worker_config(num_blocks=40, graph_mode="FULL_DECODE_ONLY"), SPEC, alone_topology())
+    config = worker_config(num_blocks=40, graph_mode="FULL_DECODE_ONLY")
+    worker = Worker(config, SPEC, alone_topology())
     ready = worker.start()
     model, kv = worker._started.bench.parts.step.model, worker._started.memory.cache
     weights = sum(each.numel() for each in [*model.parameters(), *model.buffers()])
