@@ -59,6 +59,7 @@ _SAMPLING_HELP = {
 _OFFLINE = {
     "plan": ("show which graphs a configuration captures", "lockstep.launcher.plan"),
     "backends": ("list attention backends", "lockstep.launcher.backends"),
+    "bench": ("measure a server", "lockstep.launcher.bench.command"),
 }
 # Commands with one of their own.
 _SERVING = {"serve": ("answer requests over HTTP", "lockstep.launcher.serve.command")}

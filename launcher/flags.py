@@ -1,6 +1,7 @@
 """Command-line flags made from the fields of a struct, so that each setting is written once."""
 
 import argparse
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -48,6 +49,17 @@ def given(namespace: argparse.Namespace, struct: type[msgspec.Struct]) -> dict[s
     """The fields of ``struct`` that the command line set."""
     values = vars(namespace)
     return {name: values[name] for name in struct.__struct_fields__ if name in values}
+
+
+def with_flags(message: str, struct: type[msgspec.Struct]) -> str:
+    """Field names in an error as the flags that set them: max_num_seqs as --max-num-seqs.
+
+    A name without an underscore is a word too, so it is a field only where the message begins.
+    """
+    names = struct.__struct_fields__
+    anywhere = "|".join(name for name in names if "_" in name)
+    pattern = rf"(?<![\w-])(?:{anywhere})(?![\w-])|^(?:{'|'.join(names)})(?=[: ])"
+    return re.sub(pattern, lambda found: "--" + found[0].replace("_", "-"), message)
 
 
 def _options(field: inspect.Field, text: str) -> dict[str, Any]:

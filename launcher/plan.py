@@ -9,8 +9,9 @@ import msgspec
 from lockstep.launcher.consoles import open_console
 from lockstep.launcher.errors import ConfigError
 from lockstep.launcher.files import check_writable
+from lockstep.launcher.flags import with_flags
 from lockstep.launcher.plan_graphs import agreement_of, plan_graphs
-from lockstep.launcher.plan_options import PlanOptions, read_options, with_flags
+from lockstep.launcher.plan_options import PlanOptions, read_options
 from lockstep.launcher.plan_plot import plot_waste
 from lockstep.launcher.plan_report import make_report
 from lockstep.launcher.plan_text import print_plan
@@ -25,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         _show(read_options(argv))
     except ValueError as error:
-        raise ConfigError(" ".join(with_flags(str(error)).split())) from None
+        raise ConfigError(" ".join(with_flags(str(error), PlanOptions).split())) from None
     return 0
 
 

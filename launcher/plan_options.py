@@ -135,14 +135,3 @@ def read_options(argv: Sequence[str]) -> PlanOptions:
         help="agreement of a lockstep group: D decode, M mixed, E eager, I idle, Z none",
     )  # fmt: skip
     return convert(flags.given(parser.parse_args(argv), PlanOptions), PlanOptions)
-
-
-def with_flags(message: str) -> str:
-    """Field names in an error as the flags that set them: max_num_seqs as --max-num-seqs.
-
-    A name without an underscore is a word too, so it is a field only where the message begins.
-    """
-    names = PlanOptions.__struct_fields__
-    anywhere = "|".join(name for name in names if "_" in name)
-    pattern = rf"(?<![\w-])(?:{anywhere})(?![\w-])|^(?:{'|'.join(names)})(?=[: ])"
-    return re.sub(pattern, lambda found: "--" + found[0].replace("_", "-"), message)

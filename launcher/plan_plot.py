@@ -1,14 +1,14 @@
-"""Waste over all batches as a picture. matplotlib is an extra: it is loaded only here."""
+"""Waste over all batches as a picture."""
 
 from collections.abc import Iterable
 from pathlib import Path
 
+from lockstep.launcher.pictures import new_figure
 from lockstep.worker.graphs.dispatch import Dispatcher
 from lockstep.worker.graphs.mode import RunMode
 from lockstep.worker.graphs.padding import Batch, decode_batches, mixed_batches, pad
 
 _INCHES = (9.0, 4.0)
-_DOTS_PER_INCH = 120
 
 
 def plot_waste(dispatcher: Dispatcher, path: Path) -> None:
@@ -17,16 +17,7 @@ def plot_waste(dispatcher: Dispatcher, path: Path) -> None:
     Raises:
         ValueError: matplotlib is missing, or the file's ending is not .png.
     """
-    if path.suffix.lower() != ".png":
-        raise ValueError(f"plot must be a file that ends in .png, got {path}")
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ValueError(
-            f"plot {path} needs matplotlib, which is not installed: "
-            "pip install 'lockstep-decode[plot]'"
-        ) from None
-    figure = Figure(figsize=_INCHES, dpi=_DOTS_PER_INCH, layout="constrained")
+    figure = new_figure(path, _INCHES)
     axes = figure.subplots()
     for kind, batches in (("mixed", mixed_batches), ("decode", decode_batches)):
         tokens, percents = _points(dispatcher, batches(dispatcher.grid))
