@@ -40,7 +40,7 @@ _VISIBILITY_S = 0.5
 
 
 # Producer: the process that creates the ring. Consumers: its writer and readers.
-class RingAddress(msgspec.Struct, frozen=True):
+class RingAddress(msgspec.Struct, frozen=True, tag="ring"):
     """Where a ring lies: descriptor ``fd`` of process ``pid``, while that process holds it."""
 
     pid: int

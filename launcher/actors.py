@@ -13,12 +13,13 @@ import msgspec
 import ray
 
 from lockstep.comm.messages import AddRequest, TokenDelta, WorkerReady
+from lockstep.launcher.channels import RankChannels, Seating
 from lockstep.launcher.logs import setup_logging
-from lockstep.launcher.placement import STORE_HOST, VISIBLE, Place
+from lockstep.launcher.network import use_route
+from lockstep.launcher.placement import LOOPBACK, VISIBLE, Place
 from lockstep.launcher.processes import ProcessId, boot_id, on_exit_of, this_process
 from lockstep.launcher.rank_env import foreign_variables
 from lockstep.launcher.rank_host import IDLE, Beat, RankHost, RankWorker
-from lockstep.launcher.rings import RankRings
 from lockstep.launcher.scheduler_host import MakeDriver, SchedulerHost
 from lockstep.parallel.rank_spec import RankSpec
 from lockstep.worker.config import WorkerConfig
@@ -43,15 +44,17 @@ class WorkerActor:
     def place(self) -> tuple[Place, ProcessId]:
         return place_of_this_actor(), this_process()
 
-    def serve_store(self) -> int:
-        return self._host.serve_store(STORE_HOST)
+    def serve_store(self, host: str) -> int:
+        return self._host.serve_store(host)
 
     def start(self, spec: RankSpec) -> WorkerReady:
         own_environment(spec, os.environ)
+        if spec.master_addr != LOOPBACK:
+            use_route(spec.master_addr, os.environ)
         return self._host.start(spec)
 
-    def run(self, rings: RankRings) -> None:
-        self._host.run(rings)
+    def run(self, channels: RankChannels) -> None:
+        self._host.run(channels)
 
     @ray.method(concurrency_group="control")
     def beat(self) -> Beat:
@@ -73,9 +76,9 @@ class SchedulerActor:
     def process(self) -> ProcessId:
         return this_process()
 
-    def open(self, ready: list[WorkerReady]) -> list[RankRings]:
-        """Make the scheduler for the blocks there are, and the rings; one address set a rank."""
-        self._host = SchedulerHost(self._config, ready, self._make_driver)
+    def open(self, ready: list[WorkerReady], seating: Seating) -> list[RankChannels]:
+        """Make the scheduler for the blocks there are, and the channels; one address set a rank."""
+        self._host = SchedulerHost(self._config, ready, self._make_driver, seating=seating)
         return self._host.addresses()
 
     def serve(self) -> None:
@@ -123,6 +126,7 @@ def place_of_this_actor() -> Place:
     context = ray.get_runtime_context()
     return Place(
         node_id=context.get_node_id(),
+        address=ray.util.get_node_ip_address(),  # type: ignore[no-untyped-call]
         host=socket.gethostname(),
         pid=os.getpid(),
         boot_id=boot_id(),
@@ -139,7 +143,7 @@ def own_environment(spec: RankSpec, env: MutableMapping[str, str]) -> None:
         RANK=str(spec.global_rank),
         LOCAL_RANK=str(spec.local_rank),
         WORLD_SIZE=str(spec.world_size),
-        LOCAL_WORLD_SIZE=str(spec.world_size),
+        LOCAL_WORLD_SIZE=str(spec.ranks_on_host),
         MASTER_ADDR=spec.master_addr,
         MASTER_PORT=str(spec.master_port),
     )

@@ -35,7 +35,7 @@ def start_ray_engine(
 
     Raises:
         LaunchError: the cluster refuses the connection.
-        PlacementError: there is no room, or ranks landed on several hosts.
+        PlacementError: there is no room, or a replica landed on several hosts.
         StartError: a rank failed; names it and its reason.
     """
     _warn_of_foreign_variables()

@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 
 from lockstep.comm.messages import WorkerReady
-from lockstep.launcher.rings import RankRings
+from lockstep.launcher.channels import RankChannels, Seating
 from lockstep.worker.config import WorkerConfig
 
 
@@ -33,16 +33,17 @@ class Stage(msgspec.Struct, frozen=True, tag="stage"):
 
 # Producer: rank 0. Consumer: front end.
 class AllReady(msgspec.Struct, frozen=True, tag="ready"):
-    """Every rank can serve, in order of global rank."""
+    """Every rank can serve, in order of global rank; and where they are."""
 
     ready: list[WorkerReady]
+    seating: Seating
 
 
 # Producer: front end. Consumers: rank 0, through it all ranks.
 class Attach(msgspec.Struct, frozen=True, tag="attach"):
-    """The scheduler's rings, in order of global rank."""
+    """The scheduler's channels, in order of global rank."""
 
-    rings: list[RankRings]
+    channels: list[RankChannels]
 
 
 LinkMessage = Begin | Leave | Stage | AllReady | Attach

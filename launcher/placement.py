@@ -2,14 +2,15 @@
 
 import msgspec
 
+from lockstep.launcher.channels import Seating
 from lockstep.launcher.errors import PlacementError
 from lockstep.parallel.config import ParallelConfig
 from lockstep.parallel.mesh import coordinates
 from lockstep.parallel.rank_spec import RankSpec
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-# All ranks are on one host, so nothing outside it needs to reach their rendezvous.
-STORE_HOST = "127.0.0.1"
+# Ranks that are all on one host meet where nothing outside it can reach them.
+LOOPBACK = "127.0.0.1"
 NOSET = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 
 
@@ -17,10 +18,12 @@ NOSET = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 class Place(msgspec.Struct, frozen=True, kw_only=True):
     """Where Ray put one rank. ``visible`` is that process's CUDA_VISIBLE_DEVICES, None if unset.
 
-    ``boot_id`` tells whether two processes share a kernel, whatever their hosts are called.
+    ``boot_id`` tells whether two processes share a kernel, whatever their hosts are called;
+    ``address`` is where other hosts reach this one.
     """
 
     node_id: str
+    address: str
     host: str
     pid: int
     boot_id: str
@@ -68,26 +71,36 @@ def device_of(place: Place, device: str) -> str:
     return f"cuda:{device_index(place.gpu_ids[0], place.visible)}"
 
 
+def seating_of(places: list[Place]) -> Seating:
+    """Which ranks share no memory with the scheduler, which is on rank 0's host."""
+    far = tuple(rank for rank, place in enumerate(places) if not _together(places[0], place))
+    return Seating(places[0].address if far else LOOPBACK, far)
+
+
 def specs_from_places(
     places: list[Place], parallel: ParallelConfig, *, device: str, port: int, epoch: int = 0
 ) -> list[RankSpec]:
     """One ``RankSpec`` a place, in order of global rank; rank 0 listens on ``port``.
 
     Raises:
-        PlacementError: ranks on several hosts, or two ranks on one GPU.
+        PlacementError: a replica on several hosts, or two ranks on one GPU.
     """
-    _check_one_host(places)
+    _check_replicas(places, parallel)
     devices = [device_of(place, device) for place in places]
-    _check_distinct(devices)
+    _check_distinct(places, devices)
+    nodes = [place.node_id for place in places]
+    node_ranks = {node: rank for rank, node in enumerate(dict.fromkeys(nodes))}
     return [
         RankSpec(
             global_rank=rank,
             world_size=parallel.world_size,
             dp_rank=coordinates(rank, parallel)[0],
             tp_rank=coordinates(rank, parallel)[1],
-            local_rank=rank,
+            node_rank=node_ranks[nodes[rank]],
+            local_rank=nodes[:rank].count(nodes[rank]),
+            local_world_size=nodes.count(nodes[rank]),
             device=devices[rank],
-            master_addr=STORE_HOST,
+            master_addr=seating_of(places).host,
             master_port=port,
             epoch=epoch,
         )
@@ -95,20 +108,25 @@ def specs_from_places(
     ]
 
 
-def _check_one_host(places: list[Place]) -> None:
-    first = places[0]
+def _together(one: Place, other: Place) -> bool:
+    return one.boot_id == other.boot_id and one.node_id == other.node_id
+
+
+def _check_replicas(places: list[Place], parallel: ParallelConfig) -> None:
     for rank, place in enumerate(places):
-        if place.boot_id != first.boot_id or place.node_id != first.node_id:
+        dp_rank, tp_rank = coordinates(rank, parallel)
+        first = places[rank - tp_rank]
+        if not _together(first, place):
             raise PlacementError(
-                f"all ranks must be on one host, but rank 0 is on {first.host} "
-                f"(node {first.node_id[:8]}) and rank {rank} on {place.host} "
-                f"(node {place.node_id[:8]})"
+                f"the ranks of a replica must be on one host, but of dp_rank {dp_rank} tp_rank 0 "
+                f"is on {first.host} (node {first.node_id[:8]}) and tp_rank {tp_rank} on "
+                f"{place.host} (node {place.node_id[:8]})"
             )
 
 
-def _check_distinct(devices: list[str]) -> None:
-    owner: dict[str, int] = {}
-    for rank, device in enumerate(devices):
-        if device != "cpu" and device in owner:
-            raise PlacementError(f"ranks {owner[device]} and {rank} were both given {device}")
-        owner[device] = rank
+def _check_distinct(places: list[Place], devices: list[str]) -> None:
+    owner: dict[tuple[str, str], int] = {}
+    for rank, (place, device) in enumerate(zip(places, devices, strict=True)):
+        taken = owner.setdefault((place.node_id, device), rank)
+        if device != "cpu" and taken != rank:
+            raise PlacementError(f"ranks {taken} and {rank} were both given {device}")

@@ -1,4 +1,4 @@
-"""What every rank's process does, whoever started it: device, worker, rings, a sign of life."""
+"""What every rank's process does, whoever started it: device, worker, channels, a sign of life."""
 
 import logging
 import os
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from lockstep.comm.channel import ChannelReader, ChannelWriter, open_reader, open_writer
 from lockstep.comm.errors import CommError
 from lockstep.comm.messages import WorkerReady
-from lockstep.comm.ring import RingReader, RingWriter
+from lockstep.launcher.channels import RankChannels
 from lockstep.launcher.engine import Progress
 from lockstep.launcher.errors import StartError
 from lockstep.launcher.logs import rank_name, setup_logging
-from lockstep.launcher.rings import RankRings
 from lockstep.parallel.rank_spec import RankSpec
 from lockstep.worker.config import WorkerConfig
 
@@ -46,7 +46,7 @@ class RankWorker(Protocol):
         ...
 
     def start(self, progress: Progress | None = None) -> WorkerReady: ...
-    def run(self, plans: RingReader, results: RingWriter) -> None: ...
+    def run(self, plans: ChannelReader, results: ChannelWriter) -> None: ...
     def close(self) -> None: ...
     @property
     def last_step(self) -> int | None:
@@ -96,11 +96,11 @@ class RankHost:
         self._beat = Beat(IDLE)
         return ready
 
-    def run(self, rings: RankRings) -> None:
+    def run(self, channels: RankChannels) -> None:
         """Serve plans until the scheduler says stop. Raises what ended it otherwise."""
         assert self._worker is not None, "start comes before run"
-        plans = RingReader(rings.plans, rings.reader_index)
-        results = RingWriter(rings.results)
+        plans = open_reader(channels.plans, channels.reader_index)
+        results = open_writer(channels.results)
         try:
             with _failure_logged("serve"):
                 self._worker.run(plans, results)
@@ -155,15 +155,15 @@ class JoinedWorker:
         from lockstep.worker.loop import Worker
 
         config = self._config
-        if self._spec.device != "cpu" and config.parallel.world_size > 1:
-            preflight_shared_memory(config.parallel.world_size * NCCL_BYTES_PER_RANK)
+        if self._spec.device != "cpu" and self._spec.world_size > 1:
+            preflight_shared_memory(self._spec.ranks_on_host * NCCL_BYTES_PER_RANK)
         self._topology = Topology.create(
             self._spec, config.parallel, store=self._store, all_reduce=config.all_reduce
         )
         self._worker = Worker(config, self._spec, self._topology)
         return self._worker.start(progress)
 
-    def run(self, plans: RingReader, results: RingWriter) -> None:
+    def run(self, plans: ChannelReader, results: ChannelWriter) -> None:
         assert self._worker is not None, "start comes before run"
         self._worker.run(plans, results)
 

@@ -14,12 +14,13 @@ from typing import Any
 import ray
 
 from lockstep.comm.messages import WorkerReady
+from lockstep.launcher.channels import Seating
 from lockstep.launcher.create_actors import create_scheduler, create_worker
 from lockstep.launcher.engine import EngineSummary, Progress
 from lockstep.launcher.errors import StartError
 from lockstep.launcher.guard import MARK
 from lockstep.launcher.logs import rank_name
-from lockstep.launcher.placement import Place, specs_from_places
+from lockstep.launcher.placement import Place, seating_of, specs_from_places
 from lockstep.launcher.processes import boot_id
 from lockstep.launcher.rank_host import IDLE, RankWorker
 from lockstep.launcher.ray_engine import RayEngine
@@ -79,7 +80,7 @@ class _Launch:
         ready = self._start_workers(workers, places)
         self.seconds["workers"] = time.monotonic() - began
         with self._stage("scheduler"):
-            runs = self._serve(workers, scheduler, ready)
+            runs = self._serve(workers, scheduler, ready, seating_of(places))
         self.supervisor.serving()
         return RayEngine(
             scheduler=scheduler.handle,
@@ -133,15 +134,15 @@ class _Launch:
         asked = [worker.call("place") for worker in workers]
         *placed, process = self._wait([*asked, scheduler.call("process")])
         places = [place for place, _ in placed]
-        if places[0].boot_id == boot_id():
-            scheduler.process = process
-            for worker, (_, own) in zip(workers, placed, strict=True):
-                worker.process = own
+        members = [*zip(workers, placed, strict=True), (scheduler, (places[0], process))]
+        for member, (place, own) in members:
+            if place.boot_id == boot_id():
+                member.process = own
         return places
 
     def _start_workers(self, workers: list[RayMember], places: list[Place]) -> list[WorkerReady]:
         parallel, device = self.resolved.worker.parallel, self.resolved.device
-        (port,) = self._wait([workers[0].call("serve_store")])
+        (port,) = self._wait([workers[0].call("serve_store", seating_of(places).host)])
         specs = specs_from_places(places, parallel, device=device, port=port)
         for worker, spec in zip(workers, specs, strict=True):
             worker.name = rank_name(spec)
@@ -150,11 +151,15 @@ class _Launch:
         return ready
 
     def _serve(
-        self, workers: list[RayMember], scheduler: RayMember, ready: list[WorkerReady]
+        self,
+        workers: list[RayMember],
+        scheduler: RayMember,
+        ready: list[WorkerReady],
+        seating: Seating,
     ) -> list["ray.ObjectRef[Any]"]:
-        (rings,) = self._wait([scheduler.call("open", ready)])
+        (channels,) = self._wait([scheduler.call("open", ready, seating)])
         scheduler.call("serve")
-        runs = [w.call("run", own) for w, own in zip(workers, rings, strict=True)]
+        runs = [w.call("run", own) for w, own in zip(workers, channels, strict=True)]
         return runs
 
     def _wait(

@@ -73,8 +73,9 @@ class Reservation:
         return (
             f"the ranks found no place within {timeout_s:g} s: need {len(self.groups)} x "
             f"{self._tp_size} {name}, each {self._tp_size} on one host; have "
-            f"{sum(per_node):g} {name} on {len(per_node)} host(s), {unused.get(name, 0):g} free; "
-            f"held by {', '.join(held) or 'no other placement group'}. `ray status` shows more."
+            f"{sum(per_node):g} {name} on {len(per_node)} host(s){_each(per_node)}, "
+            f"{unused.get(name, 0):g} free; held by "
+            f"{', '.join(held) or 'no other placement group'}. `ray status` shows more."
         )
 
 
@@ -98,6 +99,10 @@ def _per_node(resource: str) -> list[float]:
         for node in ray.nodes()  # type: ignore[no-untyped-call]
         if node["Alive"] and node["Resources"].get(resource)
     ]
+
+
+def _each(per_node: list[float]) -> str:
+    return f" with {', '.join(f'{amount:g}' for amount in per_node)}" if len(per_node) > 1 else ""
 
 
 def _amount(entry: dict[str, Any], resource: str) -> float:

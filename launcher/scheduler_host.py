@@ -1,4 +1,4 @@
-"""What the scheduler's process does, whoever started it: rings, driver thread, requests, deltas.
+"""What the scheduler's process does, whoever started it: channels, driver thread, requests, deltas.
 
 No torch and no ray: the scheduler runs where there is no GPU.
 """
@@ -7,9 +7,9 @@ from collections.abc import Callable
 from threading import Event
 from typing import Protocol
 
+from lockstep.comm.channel import ChannelReader, ChannelWriter
 from lockstep.comm.messages import AddRequest, TokenDelta, WorkerReady
-from lockstep.comm.ring import RingReader, RingWriter
-from lockstep.launcher.rings import RankRings, SchedulerRings
+from lockstep.launcher.channels import RankChannels, SchedulerChannels, Seating
 from lockstep.worker.config import WorkerConfig
 from lockstep.worker.schedule.stats import SchedulerStats
 
@@ -25,7 +25,7 @@ class Driver(Protocol):
 
 
 # (config, blocks of each replica, a plan writer a lockstep group, a result reader a rank)
-MakeDriver = Callable[[WorkerConfig, list[int], list[RingWriter], list[RingReader]], Driver]
+MakeDriver = Callable[[WorkerConfig, list[int], list[ChannelWriter], list[ChannelReader]], Driver]
 
 
 class SchedulerHost:
@@ -36,24 +36,26 @@ class SchedulerHost:
         config: WorkerConfig,
         ready: list[WorkerReady],
         make_driver: MakeDriver | None = None,
+        *,
+        seating: Seating,
     ) -> None:
         tp_size = config.parallel.tp_size
         num_blocks = [rank.num_blocks for rank in ready[::tp_size]]
-        self._rings = SchedulerRings(config)
-        writers, readers = self._rings.plan_writers, self._rings.result_readers
+        self._channels = SchedulerChannels(config, seating)
+        writers, readers = self._channels.plan_writers, self._channels.result_readers
         self._driver = (make_driver or real_driver)(config, num_blocks, writers, readers)
         self._stop = Event()
 
-    def addresses(self) -> list[RankRings]:
+    def addresses(self) -> list[RankChannels]:
         """What each rank attaches to, in order of global rank."""
-        return self._rings.addresses()
+        return self._channels.addresses()
 
     def serve(self) -> None:
         """Plan and commit until ``stop``. Raises what ended it otherwise, naming the rank."""
         try:
             self._driver.run(self._stop)
         finally:
-            self._rings.close()
+            self._channels.close()
 
     def add(self, request: AddRequest) -> None:
         self._driver.add(request)
@@ -76,8 +78,8 @@ class SchedulerHost:
 def real_driver(
     config: WorkerConfig,
     num_blocks: list[int],
-    plan_writers: list[RingWriter],
-    result_readers: list[RingReader],
+    plan_writers: list[ChannelWriter],
+    result_readers: list[ChannelReader],
 ) -> Driver:
     from lockstep.worker.schedule.driver import SchedulerDriver
     from lockstep.worker.schedule.scheduler import Scheduler

@@ -1,4 +1,4 @@
-"""The ranks of a start without Ray watch each other.
+"""The ranks of a start without Ray watch those whose processes they can see.
 
 When one dies torchrun ends the others, but srun and a shell do not.
 """
@@ -7,31 +7,21 @@ import os
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
 
-from lockstep.launcher.processes import on_exit_of
+from lockstep.launcher.processes import boot_id, on_exit_of
+from lockstep.launcher.roll import Presence
 
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
-
-PIDS = "lockstep/pids"
-MEET_S = 300.0
 LAST_WORDS_S = 5.0
 
 
 class Siblings:
     """Makes this process end, a little later and with an error, when another rank has ended."""
 
-    def __init__(self, store: "Store", *, rank: int, world_size: int) -> None:
-        from lockstep.comm.rendezvous import exchange
-
-        pids = exchange(
-            store, PIDS, str(os.getpid()), rank=rank, ranks=range(world_size), timeout_s=MEET_S
-        )
+    def __init__(self, roll: list[Presence], *, rank: int) -> None:
         self._leaving = threading.Event()
-        for other, pid in pids.items():
-            if other != rank:
-                self._watch(other, int(pid))
+        for other, each in enumerate(roll):
+            if other != rank and each.boot_id == boot_id():
+                self._watch(other, each.pid)
 
     def leave(self) -> None:
         """From now on ranks end because all is done."""

@@ -3,7 +3,8 @@
     torchrun --nproc-per-node 2 -m lockstep.launcher.torchrun generate --model ... -tp 2 PROMPT
 
 Rank 0 also starts the front end, which has the command line, the scheduler and the output. The
-ranks learn from it, through the store of the rendezvous, what to load and which rings to attach.
+ranks learn from it, through the store of the rendezvous, what to load and which channels to attach.
+A replica stays on one host; replicas may be on several.
 """
 
 import os
@@ -18,6 +19,7 @@ import msgspec
 
 from lockstep.comm.errors import CommError
 from lockstep.comm.messages import WorkerReady
+from lockstep.launcher.channels import RankChannels, Seating
 from lockstep.launcher.errors import EngineDead, LaunchError, StartError
 from lockstep.launcher.front_link import (
     AllReady,
@@ -30,11 +32,12 @@ from lockstep.launcher.front_link import (
 )
 from lockstep.launcher.front_process import FrontProcess
 from lockstep.launcher.logs import setup_logging
+from lockstep.launcher.network import use_route
 from lockstep.launcher.processes import die_with_parent
 from lockstep.launcher.rank_env import Seat, read_seat, spec_of_seat
 from lockstep.launcher.rank_host import RankHost
-from lockstep.launcher.rings import RankRings
-from lockstep.launcher.siblings import MEET_S, Siblings
+from lockstep.launcher.roll import MEET_S, call_roll, seating_of
+from lockstep.launcher.siblings import Siblings
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -75,19 +78,19 @@ def meet(seat: Seat, *, agent_serves: bool) -> "Store":
 def lead(seat: Seat, store: "Store", argv: Sequence[str]) -> int:
     """Rank 0: start the front end, pass on what it says, be a rank."""
     front = FrontProcess(argv)
-    siblings = Siblings(store, rank=seat.rank, world_size=seat.world_size)
+    seating, siblings = _meet_siblings(seat, store)
     try:
         begin = front.hear()
         if not isinstance(begin, Begin):
             return front.exit_code()
         with front.fatal():
-            host = _start(seat, store, begin, front)
+            host = _start(seat, store, begin, front, seating)
         attach = front.hear()
         if isinstance(attach, Attach):
             _publish(store, ATTACH, attach)
             # What a rank sees fail the front end sees too; it says who failed, and exits.
             with suppress(Exception):
-                host.run(attach.rings[0])
+                host.run(attach.channels[0])
                 siblings.leave()
         return front.exit_code()
     finally:
@@ -98,7 +101,7 @@ def lead(seat: Seat, store: "Store", argv: Sequence[str]) -> int:
 
 def follow(seat: Seat, store: "Store") -> int:
     """Any other rank: load what rank 0 says, serve until told to stop."""
-    siblings = Siblings(store, rank=seat.rank, world_size=seat.world_size)
+    _, siblings = _meet_siblings(seat, store)
     begin = _hear(store, BEGIN)
     if isinstance(begin, Begin):
         host = RankHost(begin.worker, store=store)
@@ -106,24 +109,34 @@ def follow(seat: Seat, store: "Store") -> int:
         _gather(seat, store, ready)
         attach = _hear(store, ATTACH)
         if isinstance(attach, Attach):
-            _serve(host, attach.rings[seat.rank])
+            _serve(host, attach.channels[seat.rank])
     siblings.leave()
     _leave(seat, store)
     return 0
 
 
-def _serve(host: RankHost, rings: RankRings) -> None:
+def _meet_siblings(seat: Seat, store: "Store") -> tuple[Seating, Siblings]:
+    roll = call_roll(store, seat)
+    seating = seating_of(roll)
+    if seating.far:
+        use_route(seating.host, os.environ)
+    return seating, Siblings(roll, rank=seat.rank)
+
+
+def _serve(host: RankHost, channels: RankChannels) -> None:
     try:
-        host.run(rings)
+        host.run(channels)
     except Exception as error:
         raise EngineDead(f"{type(error).__name__}: {error}") from error
 
 
-def _start(seat: Seat, store: "Store", begin: Begin, front: FrontProcess) -> RankHost:
+def _start(
+    seat: Seat, store: "Store", begin: Begin, front: FrontProcess, seating: Seating
+) -> RankHost:
     spec = spec_of_seat(seat, begin.worker.parallel, device=begin.device)
     _publish(store, BEGIN, begin)
     host = RankHost(begin.worker, store=store, on_progress=front.progress)
-    front.tell(AllReady(_gather(seat, store, host.start(spec))))
+    front.tell(AllReady(_gather(seat, store, host.start(spec)), seating))
     return host
 
 

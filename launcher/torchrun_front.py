@@ -32,11 +32,11 @@ class RankLink:
         """
         began = time.monotonic()
         self._send(Begin(resolved.worker, resolved.device))
-        ready = self._await_ready(progress).ready
-        host = SchedulerHost(resolved.worker, ready)
+        told = self._await_ready(progress)
+        host = SchedulerHost(resolved.worker, told.ready, seating=told.seating)
         self._send(Attach(host.addresses()))
         seconds = {"workers": time.monotonic() - began}
-        summary = EngineSummary(launcher="torchrun", ready=ready, launch_seconds=seconds)
+        summary = EngineSummary(launcher="torchrun", ready=told.ready, launch_seconds=seconds)
         return HostEngine(host, summary)
 
     def _await_ready(self, progress: Progress) -> AllReady:

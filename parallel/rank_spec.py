@@ -4,7 +4,10 @@ import msgspec
 
 
 class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Place of one rank. ``device`` is "cpu" or "cuda:<index>" as this process numbers its GPUs."""
+    """Place of one rank. ``device`` is "cpu" or "cuda:<index>" as this process numbers its GPUs.
+
+    ``local_rank`` counts along the ``local_world_size`` ranks of its host; 0: all are on one host.
+    """
 
     global_rank: int
     world_size: int
@@ -12,7 +15,12 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     tp_rank: int
     node_rank: int = 0
     local_rank: int = 0
+    local_world_size: int = 0
     device: str = "cpu"
     master_addr: str = "127.0.0.1"
     master_port: int = 0
     epoch: int = 0
+
+    @property
+    def ranks_on_host(self) -> int:
+        return self.local_world_size or self.world_size

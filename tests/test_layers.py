@@ -16,6 +16,7 @@ WITHOUT_TORCH = (
     "lockstep.comm.messages",
     "lockstep.comm.codec",
     "lockstep.comm.ring",
+    "lockstep.comm.channel",
     "lockstep.parallel.mesh",
     "lockstep.parallel.agreement",
     "lockstep.parallel.collective_agreement",

@@ -49,7 +49,7 @@ class StartUp:
 
     def run(self) -> Started:
         """Raises ValueError if the configuration cannot be served, CommError if ranks differ."""
-        set_thread_counts(self._device, self._spec.world_size)
+        set_thread_counts(self._device, self._spec.ranks_on_host)
         manifest = build_manifest(self._dispatcher, self._topology.choices())
         stages = self._stages
         with stages.stage("load"):

@@ -26,6 +26,7 @@ from lockstep.comm.messages import (
     pack_ids,
     unpack_ids,
 )
+from lockstep.launcher.rank_host import JoinedWorker
 from lockstep.worker.schedule.stats import SchedulerStats
 
 STEP_S = 0.01
@@ -187,3 +188,13 @@ class FakeDriver:
         self._deltas.append(TokenDelta(req_id, pack_ids([token]), "length" if last else None))
         if last:
             del self._live[req_id]
+
+
+class RealWithChannels(JoinedWorker):
+    """The real worker, which leaves the kinds of its channels in the folder model_path."""
+
+    def run(self, plans, results):
+        kinds = f"{type(plans).__name__} {type(results).__name__}"
+        path = Path(self._config.model_path) / f"rank{self._spec.global_rank}.channels"
+        path.write_text(kinds)
+        super().run(plans, results)

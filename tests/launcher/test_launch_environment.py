@@ -6,9 +6,9 @@ import sys
 import pytest
 from launch_cases import resolved_config
 
+from lockstep.launcher.channels import SchedulerChannels, Seating, ring_bytes
 from lockstep.launcher.logs import setup_logging
 from lockstep.launcher.ray_environment import set_ray_defaults
-from lockstep.launcher.rings import SchedulerRings, ring_bytes
 
 
 @pytest.fixture
@@ -46,12 +46,12 @@ def test_what_the_user_has_said_stays(home):
 
 @pytest.mark.parametrize(("dp", "lockstep", "groups"), [(1, "auto", 1), (2, "auto", 2)])
 def test_each_rank_gets_its_reader_and_its_own_result_ring(dp, lockstep, groups):
-    rings = SchedulerRings(resolved_config(tp=2, dp=dp).worker)
-    addresses = rings.addresses()
-    assert len(rings.plan_writers) == groups and len(addresses) == 2 * dp
+    channels = SchedulerChannels(resolved_config(tp=2, dp=dp).worker, Seating())
+    addresses = channels.addresses()
+    assert len(channels.plan_writers) == groups and len(addresses) == 2 * dp
     assert [own.reader_index for own in addresses] == [0, 1] * dp
     assert len({own.results for own in addresses}) == 2 * dp
-    rings.close()
+    channels.close()
 
 
 def test_ring_holds_several_of_the_largest_plans():

@@ -10,6 +10,7 @@ from lockstep.comm.errors import PeerLost
 from lockstep.comm.messages import AddRequest, TokenDelta
 from lockstep.comm.sampling import SamplingParams
 from lockstep.launcher import reserve
+from lockstep.launcher.channels import SchedulerChannels, Seating
 from lockstep.launcher.errors import PlacementError
 from lockstep.launcher.front_link import Attach, Begin, Leave, Stage, decode_link, encode_link
 from lockstep.launcher.host_engine import HostEngine
@@ -18,7 +19,6 @@ from lockstep.launcher.local import InlineEngine
 from lockstep.launcher.ray_engine import RayEngine
 from lockstep.launcher.ray_member import describe
 from lockstep.launcher.reserve import Reservation
-from lockstep.launcher.rings import SchedulerRings
 from lockstep.launcher.supervise import Sign
 from lockstep.parallel.config import ParallelConfig
 
@@ -134,13 +134,33 @@ def test_what_no_host_can_hold_is_not_waited_for(cluster, monkeypatch):
             Reservation(parallel, owner="o", device="cuda").wait(5.0, fixed_size=True)
 
 
-def test_links_carry_whole_configurations_as_text():
+@pytest.fixture
+def channels(request):
+    """Of two replicas of two ranks; the ranks in ``request.param`` are on another host."""
+    made = SchedulerChannels(
+        resolved_config(tp=2, dp=2).worker, Seating("127.0.0.1", request.param)
+    )
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("channels", "kinds"),
+    [((), "rrrr"), ((2, 3), "rrpp"), ((1, 2, 3), "rppp")],
+    indirect=["channels"],
+)
+def test_ranks_of_the_schedulers_host_get_rings_and_others_pipes(channels, kinds):
+    addresses = channels.addresses()
+    found = [type(each.plans).__name__[0].lower() for each in addresses]
+    assert "".join(found) == kinds
+    assert found == [type(each.results).__name__[0].lower() for each in addresses]
+    assert len(channels.plan_writers) == 2 and len(channels.result_readers) == 4
+
+
+@pytest.mark.parametrize("channels", [(3,)], indirect=True)
+def test_links_carry_whole_configurations_as_text(channels):
     config = resolved_config(tp=2).worker
-    rings = SchedulerRings(config)
-    try:
-        for message in (
-            Begin(config, "cpu"), Leave(), Stage("load", 1, 2), Attach(rings.addresses()),
-        ):  # fmt: skip
-            assert decode_link(encode_link(message)) == message
-    finally:
-        rings.close()
+    for message in (
+        Begin(config, "cpu"), Leave(), Stage("load", 1, 2), Attach(channels.addresses()),
+    ):  # fmt: skip
+        assert decode_link(encode_link(message)) == message

@@ -73,7 +73,7 @@ def test_a_small_dev_shm_ends_the_start_with_what_is_needed_and_the_flag(
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(torchrun, "setup_logging", lambda who: None)
     monkeypatch.setattr(torchrun, "meet", lambda seat, agent_serves: Store())
-    monkeypatch.setattr(torchrun, "Siblings", lambda store, rank, world_size: None)
+    monkeypatch.setattr(torchrun, "_meet_siblings", lambda seat, store: (None, None))
     sizes = SimpleNamespace(f_bavail=16, f_frsize=1 << 20)
     monkeypatch.setattr(os, "statvfs", lambda path: sizes)
     assert torchrun.main([]) == StartError.exit_code

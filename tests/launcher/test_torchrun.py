@@ -28,6 +28,17 @@ def launch(folder: Path, *, max_tokens: int) -> Launched:
     return Launched(command, folder, PYTHONPATH=str(PACKAGE), OMP_NUM_THREADS="1")
 
 
+def launch_on_two_nodes(folder: Path, *, max_tokens: int) -> Launched:
+    """Two agents, each with a replica; the nodes differ by their number only."""
+    folder.mkdir()
+    arguments = [*generate_arguments(folder, max_tokens=max_tokens, tp=1), "-dp", "2"]
+    agent = [*RUN[:4], "--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1"]
+    agent += [f"--master-port={free_port()}", "--node-rank=$N", "-m", MODULE, *arguments]
+    line = " ".join(agent)
+    command = ["bash", "-c", f"N=1; {line} & N=0; {line}; code=$?; wait; exit $code"]
+    return Launched(command, folder, PYTHONPATH=str(PACKAGE), OMP_NUM_THREADS="1")
+
+
 def launch_as_srun_does(folder: Path, *, max_tokens: int) -> Launched:
     folder.mkdir()
     arguments = shlex.join(generate_arguments(folder, max_tokens=max_tokens))
@@ -43,6 +54,10 @@ def free_port() -> str:
 
 
 def finishes(command: Launched) -> None:
+    command.root.wait(90)
+
+
+def finishes_on_two_nodes(command: Launched) -> None:
     command.root.wait(90)
 
 
@@ -74,6 +89,7 @@ def front_end_killed_while_decoding(command: Launched) -> None:
 
 CASES = {
     finishes: 8,
+    finishes_on_two_nodes: 8,
     agent_killed_while_loading: 4000,
     agent_killed_while_decoding: 4000,
     rank_killed_while_decoding: 4000,
@@ -82,15 +98,19 @@ CASES = {
 }
 
 
-def start_of(act):
-    return launch_as_srun_does if act is rank_killed_while_loading_under_srun else launch
+START = {
+    finishes_on_two_nodes: launch_on_two_nodes,
+    rank_killed_while_loading_under_srun: launch_as_srun_does,
+}
 
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory):
     """Of each case its exit code or what was wrong, its standard error, its folder."""
     root = tmp_path_factory.mktemp("commands")
-    commands = {act: start_of(act)(root / act.__name__, max_tokens=n) for act, n in CASES.items()}
+    commands = {
+        act: START.get(act, launch)(root / act.__name__, max_tokens=n) for act, n in CASES.items()
+    }
 
     def outcome(act):
         command = commands[act]
@@ -112,6 +132,13 @@ def test_the_tokens_are_those_of_one_rank_alone_and_come_once(outcomes, tmp_path
     assert answers(folder) == tokens_of_one_rank_alone(tmp_path)
     assert [len(ids) for ids in answers(folder)] == [8, 8]
     assert stderr.count("2 requests") == 1 and "2 ranks (tp 2 x dp 1)" in stderr
+
+
+def test_replicas_on_two_nodes_give_the_tokens_of_one_rank_alone(outcomes, tmp_path):
+    code, stderr, folder = outcomes[finishes_on_two_nodes]
+    assert code == 0, stderr
+    assert answers(folder) == tokens_of_one_rank_alone(tmp_path)
+    assert "2 ranks (tp 1 x dp 2)" in stderr
 
 
 @pytest.mark.parametrize("act", [agent_killed_while_loading, agent_killed_while_decoding])
