@@ -62,9 +62,10 @@ class Reply:
 
 @dataclass
 class Visit:
-    """How a client behaves: it leaves after so many parts of the answer, or when told to."""
+    """When a client leaves: after so many parts of the answer, after a time, or when told."""
 
     leave_after: int | None = None
+    leave_after_s: float | None = None
     leave: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -102,6 +103,8 @@ async def ask(
         "headers": [(k.encode(), v.encode()) for k, v in (headers or {}).items()],
         "http_version": "1.1", "client": ("test", 1), "server": ("test", 2),
     }  # fmt: skip
+    if visit.leave_after_s is not None:
+        asyncio.get_running_loop().call_later(visit.leave_after_s, visit.leave.set)
     await app(scope, receive, send)
     return reply
 

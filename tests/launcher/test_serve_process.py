@@ -1,0 +1,132 @@
+"""The server as a process: signals, exit codes, the port. Its engine is a fake one.
+
+All servers run side by side.
+"""
+
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from byte_model import write_byte_model
+from servers import Server, start_fake, streams
+
+Seen = dict[str, Any]
+
+
+@contextmanager
+def running(folder: Path, model: str, *flags: str, kind: str = "quick") -> Iterator[Server]:
+    server = start_fake(folder, kind, model, "--port", "0", *flags)
+    try:
+        yield server
+    finally:
+        server.clean_up()
+
+
+def drain(folder: Path, model: str) -> Seen:
+    """SIGTERM while four streams run, and a fifth comes."""
+    with running(folder, model, "--shutdown-timeout", "30") as server:
+        server.await_ready()
+        four = streams(server, 4, max_tokens=300)
+        server.root.send_signal(signal.SIGTERM)
+        began = time.monotonic()
+        while server.ask("/ready")[0] == 200:
+            assert time.monotonic() - began < 5
+        seen = {
+            "ready": server.ask("/ready"),
+            "fifth": server.ask("/v1/completions", {"prompt": "x"}),
+        }
+        seen |= {"health": server.ask("/health")[0], "ongoing": not any(one.done for one in four)}
+        for one in four:
+            one.join(30)
+        return seen | {"streams": four, "code": server.ended()}
+
+
+def run_out_of_time(folder: Path, model: str) -> Seen:
+    with running(folder, model, "--shutdown-timeout", "0.5") as server:
+        server.await_ready()
+        two = streams(server, 2, max_tokens=500)
+        began = time.monotonic()
+        server.root.send_signal(signal.SIGTERM)
+        return {"code": server.ended(), "seconds": time.monotonic() - began, "streams": two}
+
+
+def second_signal(folder: Path, model: str) -> Seen:
+    with running(folder, model) as server:
+        server.await_ready()
+        two = streams(server, 2, max_tokens=500)
+        server.root.send_signal(signal.SIGINT)
+        while server.ask("/ready")[0] == 200:
+            pass
+        began = time.monotonic()
+        server.root.send_signal(signal.SIGTERM)
+        return {"code": server.ended(), "seconds": time.monotonic() - began, "streams": two}
+
+
+def while_loading(folder: Path, model: str) -> Seen:
+    with running(folder, model, kind="slow") as server:
+        server.await_text("weights ...")
+        seen = {"ready": server.ask("/ready"), "health": server.ask("/health")[0]}
+        seen["call"] = server.ask("/v1/completions", {"prompt": "x"})
+        server.root.send_signal(signal.SIGTERM)
+        return seen | {"code": server.ended()}
+
+
+def port_taken(folder: Path, model: str) -> Seen:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        with running(folder, model, "--port", port) as server:
+            return {"port": port, "code": server.ended(60), "stderr": server.stderr}
+
+
+CASES = (drain, run_out_of_time, second_signal, while_loading, port_taken)
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    root = tmp_path_factory.mktemp("servers")
+    model = write_byte_model(tmp_path_factory.mktemp("model"))
+    with ThreadPoolExecutor(len(CASES)) as pool:
+        futures = {case: pool.submit(case, root / case.__name__, model) for case in CASES}
+        return {case: future.result() for case, future in futures.items()}
+
+
+def test_fault_102_running_requests_finish_and_new_ones_are_refused(seen: Any) -> None:
+    drained = seen[drain]
+    status, report = drained["ready"]
+    assert (status, report["status"]) == (503, "draining") and drained["health"] == 200
+    status, body = drained["fifth"]
+    assert status == 503 and "shutting down" in body["error"]["message"]
+    assert drained["ongoing"], "the answers had ended before the signal"
+    assert [one.text for one in drained["streams"]] == ["ab" * 150] * 4
+    assert all(one.done and not one.errors for one in drained["streams"])
+    assert drained["code"] == 0
+
+
+@pytest.mark.parametrize("case", [run_out_of_time, second_signal])
+def test_what_may_not_finish_ends_with_one_error_and_in_time(seen: Any, case: Any) -> None:
+    stopped = seen[case]
+    assert stopped["code"] == 0 and stopped["seconds"] < 5.5
+    for one in stopped["streams"]:
+        assert [error["code"] for error in one.errors] == [503] and one.done
+        assert 0 < len(one.text) < 500
+
+
+def test_while_loading_the_port_is_open_and_the_stage_is_told(seen: Any) -> None:
+    loading = seen[while_loading]
+    assert (loading["ready"][0], loading["ready"][1]["stage"]) == (503, "weights 3/10")
+    assert loading["health"] == 200
+    status, body = loading["call"]
+    assert status == 503 and "weights" in body["error"]["message"]
+    assert loading["code"] == 0
+
+
+def test_a_taken_port_is_an_error_at_once(seen: Any) -> None:
+    taken = seen[port_taken]
+    assert taken["code"] == 2
+    assert f"cannot listen on 127.0.0.1 port {taken['port']}" in taken["stderr"].splitlines()[-1]
