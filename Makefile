@@ -4,7 +4,7 @@ BIN := .venv/bin
 PYTHON ?= python3
 JOBS ?= 1
 
-.PHONY: demo test check golden gpu-test bench-scheduler venv clean
+.PHONY: demo test check soak golden gpu-test bench-scheduler venv clean
 
 demo: venv
 	$(BIN)/lockstep generate --model smollm2 --tensor-parallel-size 2 --temperature 0 \
@@ -17,6 +17,9 @@ check: venv
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+soak: venv
+	LOCKSTEP_SOAK_ROUNDS=20 $(BIN)/pytest tests/launcher/test_serve_clients.py -k dropped --durations=5
 
 golden: venv
 	$(BIN)/python tests/golden.py --report docs/golden.md --jobs $(JOBS)

@@ -17,21 +17,19 @@ class Admission:
     def __init__(self, *, lanes: int, queued: int) -> None:
         self.limit = lanes + queued
         self.in_flight = 0
-        self.num_refused = 0
 
     def enter(self, count: int) -> None:
-        """Admit all of ``count`` or none.
+        """Admit all of ``count`` or none. Raises as ``check``."""
+        self.check(count)
+        self.in_flight += count
 
-        Raises:
-            ApiError: 503, since there is no room now.
-        """
+    def check(self, count: int) -> None:
+        """Raises ApiError 503 if there is no room for ``count`` now."""
         if self.in_flight + count > self.limit:
-            self.num_refused += 1
             raise unavailable(
                 f"{self.in_flight} requests are in the server and it holds {self.limit} "
                 f"(--max-num-seqs and --max-num-queued-reqs), got {count} more"
             )
-        self.in_flight += count
 
     def leave(self, count: int) -> None:
         self.in_flight -= count

@@ -73,11 +73,12 @@ class Service:
             raise ApiError(404, "not_found_error", message, param="model")
 
     async def prepare(self, preparer: Preparer, given: PromptInput) -> PreparedRequest:
-        """Tokenize and check one prompt.
+        """Tokenize and check one prompt, if there is room for it at all.
 
         Raises:
-            ApiError: 400 that names field, value and limit.
+            ApiError: 400 that names field, value and limit; 503 if the server is full.
         """
+        self.admission.check(1)
 
         def work() -> PreparedRequest:
             prepared = preparer.prepare(given)

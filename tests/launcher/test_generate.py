@@ -43,7 +43,7 @@ def test_one_prompt_answers_on_stdout_alone(model: str, capsys: pytest.CaptureFi
     assert code == 0
     assert out == "hello \U0001f600\n"
     assert "1 ranks (tp 1 x dp 1) on cpu through fake" in err
-    assert "graph mode FULL_DECODE_ONLY, 4 graphs captured" in err
+    assert "graph mode FULL_DECODE_ONLY" in err and "4 graphs captured" in err
     assert "tokens/s" in err
     assert engine.shutdowns == 1
 

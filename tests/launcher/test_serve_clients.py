@@ -37,7 +37,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     arguments = [
         "serve", model, "--served-model-name", "tiny", "--load-format", "dummy", "--device", "cpu",
         "--host", "127.0.0.1", "--port", "0", "--kv-cache-memory-bytes", "2000000",
-        "--cudagraph-mode", "FULL_DECODE_ONLY", "--max-num-queued-reqs", "500", "--max-num-seqs", "8",
+        "--cudagraph-mode", "FULL_DECODE_ONLY", "--max-num-queued-reqs", "500",
+        "--max-num-seqs", "8",
     ]  # fmt: skip
     command = [sys.executable, "-P", "-c", RUN, *arguments]
     server = Server(command, tmp_path_factory.mktemp("server"), RAY_ADDRESS="")

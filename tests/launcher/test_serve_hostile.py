@@ -89,8 +89,8 @@ def test_five_hundred_hostile_calls_and_then_twenty_normal_ones(served: Served) 
 
 
 def test_clients_dropped_at_random_leave_every_block_free(served: Served) -> None:
-    replies = served.run(ask_all(served, dropped_calls(200, seed=5)))
-    assert sum(reply.status == 0 for reply in replies) > 50
+    served.run(ask_all(served, dropped_calls(200, seed=5)))
+    assert served.engine.stats().num_finished["abort"] > 100
     check_at_rest(served)
 
 
