@@ -2,7 +2,7 @@
 
 The host backend replays by calling, so a number that Python computes is right at every replay. A
 tape holds the tensor operations of one call with the numbers and the addresses that they had, and
-a replay does these again. What a device would have to tell the host cannot be recorded.
+a replay does these again. What a device would have to tell the host is refused, as by a host graph.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,11 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_SYNCS = ("aten._local_scalar_dense.default", "aten.nonzero.default", "aten.masked_select.default")
-
-
-class HostSync(RuntimeError):
-    """An operation asks the device for a value, or for the size of its own output."""
+from lockstep.worker.graphs.guard import CaptureGuard
 
 
 class _Recorder(TorchDispatchMode):
@@ -26,9 +22,6 @@ class _Recorder(TorchDispatchMode):
         self.operations: list[tuple[Callable[..., Any], tuple, dict, tuple[Tensor, ...]]] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        masks = args[1] if str(func).startswith("aten.index.") else ()
-        if str(func) in _SYNCS or any(m is not None and m.dtype is torch.bool for m in masks):
-            raise HostSync(f"{func} waits for the device, which a graph cannot hold")
         made = func(*args, **(kwargs or {}))
         returns = func._schema.returns
         if not any(returned.alias_info for returned in returns):
@@ -44,7 +37,7 @@ class Tape:
     """One recorded part."""
 
     def __init__(self, fn: Callable[[], None]) -> None:
-        with _Recorder() as recorder:
+        with CaptureGuard(torch.device("cpu")), _Recorder() as recorder:
             fn()
         self._operations = recorder.operations
 

@@ -193,7 +193,7 @@ def test_segments_are_replayed_and_only_attention_is_called(rig, model, monkeypa
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_size_that_was_not_captured_is_refused(rig, mode) -> None:
-    with pytest.raises(GraphError, match="of size 9 was not captured"):
+    with pytest.raises(GraphError, match="of size 9 .* was not captured"):
         rig.run(in_mode(mode)(0, ReplicaPlan(1), 9))
 
 

@@ -1,15 +1,17 @@
 """CUDA graphs of a toy step on one GPU, and the same over two ranks."""
 
 import gc
+import re
 import threading
 
 import pytest
 import torch
+from graph_faults import MISMATCHES
 from graph_toys import WIDTH, ToyState, ToyStep, descriptor, manifest_of
 from ranks import Rank, join, rank_outcomes, run_ranks
 
 from lockstep.comm.collectives import Communicator
-from lockstep.comm.errors import PeerLost
+from lockstep.comm.errors import PeerLost, RankMismatch
 from lockstep.parallel.topology import Topology
 from lockstep.worker.graphs.cuda import CudaBackend
 from lockstep.worker.graphs.errors import CaptureFailed, GraphError, StaleGraphError
@@ -78,6 +80,21 @@ def test_moved_tensor_is_refused(device: torch.device) -> None:
         runner.replay(descriptor(4), "body")
 
 
+@gpu
+def test_a_tensor_kept_from_the_pool_is_named(device: torch.device) -> None:
+    kept: list[torch.Tensor] = []
+    step = ToyStep(ToyState(device=device), Communicator.single())
+
+    def parts(key):
+        return {"body": lambda: kept.append(step.state.x + 1)}
+
+    runner = GraphRunner(CudaBackend(device), Topology.single(str(device)))
+    with pytest.raises(CaptureFailed, match=rf"OutsidePool: .* kept: {__file__}:\d+: return"):
+        runner.capture_all(manifest_of(4), parts, step.state)
+    kept.clear()
+    runner.release()
+
+
 def _host_sync_at_size_2(rank: Rank) -> None:
     device = torch.device("cuda:0")
     step = ToyStep(ToyState(device=device), Communicator.single())
@@ -96,8 +113,8 @@ def test_host_sync_while_capturing_is_an_error_with_size_and_source_line() -> No
     # In a process of its own: a broken capture leaves one that is only good to end.
     (outcome,) = rank_outcomes(_host_sync_at_size_2, 1, gloo=False, timeout_s=100)
     assert isinstance(outcome.error, CaptureFailed)
-    assert "at size 2: " in str(outcome.error) and "captur" in str(outcome.error)
-    assert "step.state.y[step.state.x > 0]" in outcome.traceback
+    assert "at size 2: HostSync: aten::index waits for the device: " in str(outcome.error)
+    assert "step.state.y[step.state.x > 0]" in str(outcome.error)
 
 
 @gpu
@@ -219,6 +236,17 @@ def _rounds(rank: Rank, choice: str) -> list[int]:
 @pytest.mark.parametrize("choice", ["nccl", "auto"])
 def test_capture_right_after_eager_all_reduces_works_fifty_times(choice: str) -> None:
     assert run_ranks(_rounds, 2, choice, gloo=False, timeout_s=280) == [[], []]
+
+
+@multigpu
+@pytest.mark.parametrize(
+    "fn, message", MISMATCHES, ids=lambda value: getattr(value, "__name__", "")
+)
+def test_every_rank_learns_which_rank_differs_and_where_on_gpus(fn, message: str) -> None:
+    outcomes = rank_outcomes(fn, 2, "cuda", gloo=False, timeout_s=100)
+    for outcome in outcomes:
+        assert isinstance(outcome.error, RankMismatch), outcome
+        assert re.search(message, str(outcome.error)), outcome.error
 
 
 def _fails_on_one(rank: Rank) -> None:

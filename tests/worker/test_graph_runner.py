@@ -7,12 +7,13 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from graph_faults import MISMATCHES, two
 from graph_toys import ToyState, ToyStep, descriptor, manifest_of
-from ranks import Rank, join, rank_outcomes, run_ranks
+from ranks import Rank, rank_outcomes, run_ranks
 
 from lockstep.comm.collectives import Communicator
 from lockstep.comm.errors import CommError, PeerLost, RankMismatch
-from lockstep.comm.ledger import Ledger, LedgerEntry
+from lockstep.comm.ledger import Ledger
 from lockstep.parallel.topology import Topology
 from lockstep.worker.graphs.errors import CaptureFailed, GraphError, StaleGraphError
 from lockstep.worker.graphs.host import HostBackend
@@ -160,13 +161,8 @@ def test_eager_work_is_done_and_forgotten_everywhere_before_any_capture() -> Non
     assert log == ["warm up"] * 4 + ["idle", "retire"] + captures
 
 
-def _two(rank: Rank) -> tuple[GraphRunner, ToyStep]:
-    topology = join(rank)
-    return GraphRunner(HostBackend(), topology), ToyStep(ToyState(), topology.tp)
-
-
 def _late_but_alike(rank: Rank) -> list[list[float]]:
-    runner, step = _two(rank)
+    runner, step = two(rank, "cpu")
     source = random.Random(rank.rank)
 
     def parts(key):
@@ -184,85 +180,12 @@ def test_ranks_that_come_late_replay_the_same() -> None:
     assert first == second and first[0] == first[2]
 
 
-def _reversed_list(rank: Rank) -> None:
-    runner, step = _two(rank)
-    sizes = (4, 2, 1) if rank.rank == 0 else (1, 2, 4)
-    time.sleep(random.Random(rank.rank).uniform(0, 1))
-    runner.capture_all(manifest_of(*sizes), step.parts, step.state)
-
-
-def _other_choice(rank: Rank) -> None:
-    runner, step = _two(rank)
-    manifest = manifest_of(4, tp="one_shot" if rank.rank == 1 else "nccl")
-    runner.capture_all(manifest, step.parts, step.state)
-
-
-def _one_more_operation(rank: Rank) -> None:
-    runner, step = _two(rank)
-
-    def parts(key):
-        given = dict(step.parts(key))
-        if rank.rank == 1 and key.num_tokens == 2:
-            given["tail"] = lambda: step.comm.all_reduce(step.state.x)
-        return given
-
-    runner.capture_all(manifest_of(4, 2, 1), parts, step.state)
-
-
-def _other_size(rank: Rank) -> None:
-    runner, step = _two(rank)
-
-    def parts(key):
-        width = 4 if rank.rank == 1 and key.num_tokens == 2 else 16
-        return {"body": lambda: step.comm.all_reduce(step.state.x[:1, :width])}
-
-    runner.capture_all(manifest_of(4, 2, 1), parts, step.state)
-
-
-def _differs_only_while_capturing(rank: Rank) -> None:
-    runner, step = _two(rank)
-    entry = LedgerEntry("all_reduce", "gloo", "tp", 2, 64, "float32")
-    calls: list[int] = []
-
-    def body() -> None:
-        calls.append(0)
-        for _ in range(129 if rank.rank == 1 and len(calls) == 2 else 130):
-            step.comm.ledger.note(entry)
-
-    runner.capture_all(manifest_of(4), lambda key: {"body": body}, step.state)
-
-
-_MISMATCHES = [
-    (
-        _reversed_list,
-        r"manifests differ: rank 1 has FULL size 1 .* position 0, "
-        r"where rank 0 has FULL size 4 .* position 0",
-    ),
-    (_other_choice, "manifests differ: rank 1 has tp = one_shot, where rank 0 has tp = nccl"),
-    (
-        _one_more_operation,
-        "rank 1 operation 0 at size 2, tail: all_reduce by gloo over tp.2., 128 x float32, "
-        "rank 0 operation 0 at size 2, tail: nothing more",
-    ),
-    (
-        _other_size,
-        "rank 1 operation 0 at size 2, body: .* 4 x float32, "
-        "rank 0 operation 0 at size 2, body: .* 16 x float32",
-    ),
-    (
-        _differs_only_while_capturing,
-        "rank 1 recorded 129 operations at size 4, rank 0 recorded 130 operations at size 4; "
-        "first difference at operation 129: rank 1 nothing, rank 0 all_reduce by gloo",
-    ),
-]
-
-
 @pytest.mark.parametrize(
-    "fn, message", _MISMATCHES, ids=lambda value: getattr(value, "__name__", "")
+    "fn, message", MISMATCHES, ids=lambda value: getattr(value, "__name__", "")
 )
 def test_every_rank_learns_which_rank_differs_and_where(fn, message: str) -> None:
     started = time.monotonic()
-    outcomes = rank_outcomes(fn, 2, gloo=False)
+    outcomes = rank_outcomes(fn, 2, "cpu", gloo=False)
     assert time.monotonic() - started < 30
     for outcome in outcomes:
         assert isinstance(outcome.error, RankMismatch), outcome
@@ -270,7 +193,7 @@ def test_every_rank_learns_which_rank_differs_and_where(fn, message: str) -> Non
 
 
 def _raises_at_size_2(rank: Rank) -> None:
-    runner, step = _two(rank)
+    runner, step = two(rank, "cpu")
 
     def parts(key):
         def body():

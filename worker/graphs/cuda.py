@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 import torch
 
 from lockstep.worker.graphs.errors import GraphError
+from lockstep.worker.graphs.guard import CaptureGuard
 
 
 class CudaGraph:
@@ -29,6 +30,7 @@ class CudaSession:
 
     def __init__(self, backend: "CudaBackend") -> None:
         self._backend = backend
+        self.is_open = True
 
     def warm_up(self, fn: Callable[[], None]) -> None:
         stream = self._backend.stream
@@ -41,6 +43,8 @@ class CudaSession:
         torch.cuda.synchronize(self._backend.device)
 
     def capture(self, fn: Callable[[], None]) -> CudaGraph:
+        if not self.is_open:
+            raise GraphError("no capture was ordered: the session is over")
         return self._backend.capture(fn)
 
     def used_bytes(self) -> int:
@@ -66,9 +70,11 @@ class CudaBackend:
         gc.collect()
         gc.freeze()
         gc.disable()
+        session = CudaSession(self)
         try:
-            yield CudaSession(self)
+            yield session
         finally:
+            session.is_open = False
             gc.enable()
 
     def capture(self, fn: Callable[[], None]) -> CudaGraph:
@@ -77,11 +83,12 @@ class CudaBackend:
         torch's context manager would also empty the allocator's cache, and steps outside graphs
         would have to allocate again when no memory is left.
         """
-        graph = torch.cuda.CUDAGraph()
+        graph, guard = torch.cuda.CUDAGraph(), CaptureGuard(self.device)
         with torch.cuda.stream(self.stream):
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
-                fn()
+                with guard:
+                    fn()
             except BaseException:
                 # Ending an invalid capture raises as well, which would hide what broke it.
                 with suppress(Exception):
@@ -89,6 +96,7 @@ class CudaBackend:
                 raise
             graph.capture_end()
         self._graphs.append(graph)
+        guard.check_kept()
         return CudaGraph(graph, self)
 
     def check_stream(self) -> None:

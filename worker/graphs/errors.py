@@ -15,3 +15,11 @@ class CaptureFailed(GraphError):
 
 class StaleGraphError(GraphError):
     """A graph would read tensors that are no longer where they were when it was captured."""
+
+
+class HostSync(GraphError):
+    """The captured code asks the device for a value, which a graph has no moment for."""
+
+
+class OutsidePool(GraphError):
+    """The captured code uses memory that the graph does not own, or gives away what it owns."""

@@ -198,4 +198,7 @@ class _Work:
 
 
 def _name(descriptor: BatchDescriptor) -> str:
-    return f"size {descriptor.num_tokens}"
+    if descriptor.num_reqs is None:
+        return f"size {descriptor.num_tokens} in segments"
+    kind = "" if descriptor.uniform_query_len else " of any batch"
+    return f"size {descriptor.num_tokens}{kind}"
