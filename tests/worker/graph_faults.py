@@ -19,10 +19,8 @@ def two(rank: Rank, device: str) -> tuple[GraphRunner, ToyStep]:
     """A runner and a step that sums over both ranks, on "cpu" or "cuda"."""
     topology = join(rank, device=device, timeout_s=20.0 if device == "cpu" else 60.0)
     step = ToyStep(ToyState(device=topology.spec.device), topology.tp)
-    place = step.state.x.device
-    return GraphRunner(
-        CudaBackend(place) if place.type == "cuda" else HostBackend(), topology
-    ), step
+    backend = HostBackend() if device == "cpu" else CudaBackend(step.state.x.device)
+    return GraphRunner(backend, topology), step
 
 
 def _reversed_list(rank: Rank, device: str) -> None:
