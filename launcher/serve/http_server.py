@@ -4,7 +4,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -71,9 +71,10 @@ class HttpServer:
             self._thread.join(_STOP_S)
 
     def call(self, callback: Callable[[], None]) -> None:
-        """Have the thread run ``callback``, after those of earlier calls."""
+        """Have the thread run ``callback``, after those of earlier calls; lost if it has ended."""
         assert self._loop is not None
-        self._loop.call_soon_threadsafe(callback)
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(callback)
 
     def _run(self) -> None:
         try:

@@ -75,8 +75,7 @@ class _Server:
         try:
             admission = create_admission(resolved.worker, self._config.max_num_queued_reqs)
             yield engine, create_service(resolved, engine, self._inbox, admission)
-        except EngineDead as error:
-            self._state.life.die(str(error))
+        except EngineDead:
             engine.shutdown()
             time.sleep(_LAST_WORDS_S)
             raise
@@ -104,7 +103,7 @@ class _Server:
 
         last_words = "the server is shutting down"
         try:
-            EngineLoop(engine, self._inbox, deliver).run(finished)
+            EngineLoop(engine, self._inbox, self._state.life, deliver).run(finished)
         except EngineDead as error:
             last_words = str(error)
             raise

@@ -156,10 +156,9 @@ class Served:
             self._loop.call_soon_threadsafe(service.router.deliver, deltas)
 
         try:
-            EngineLoop(self.engine, inbox, deliver).run(self._stop.is_set)
+            EngineLoop(self.engine, inbox, self.state.life, deliver).run(self._stop.is_set)
         except EngineDead as error:
             self.death = error
-            self.state.life.die(str(error))
             self._loop.call_soon_threadsafe(service.router.close, unavailable(str(error)))
 
 
