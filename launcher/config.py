@@ -96,7 +96,7 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Literal["balanced", "interactivity", "throughput"], _help("how fine the grid is")
     ] = "balanced"
     attention_backend: Annotated[
-        Literal["auto", "reference", "triton"], _help("auto: triton on CUDA")
+        Literal["auto", "reference", "triton", "flashinfer"], _help("auto: triton on CUDA")
     ] = "auto"
     all_reduce: Annotated[
         str, _help("algorithm, or a table of them by size: one_shot:65536,nccl")

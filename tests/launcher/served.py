@@ -4,6 +4,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Coroutine, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from queue import SimpleQueue
@@ -130,7 +131,10 @@ class Served:
         return self.run(ask(self.app, path, body, headers, visit))
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_PATIENCE_S)
+        return self.start(work).result(_PATIENCE_S)
+
+    def start(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     @contextmanager
     def running(self, inbox: Inbox) -> Iterator["Served"]:

@@ -1,14 +1,20 @@
 """``lockstep bench serve`` against a server with known delays."""
 
 import json
+import socket
 import stat
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import scripted_server
+import uvicorn
+from byte_model import write_byte_model
+from fake_engine import FakeEngine
 from scripted_server import BROKEN, FAILING, ITL_S, REFUSED, TTFT_S, ScriptedServer
+from served import Served, serving
 
 from lockstep.launcher.bench.arrivals import arrival_times
 from lockstep.launcher.bench.load import run_load
@@ -90,6 +96,36 @@ def test_chats(server: ScriptedServer, tmp_path: Path) -> None:
     assert run_load(options, "run").summary.num_output_tokens == 3
     assert server.bodies[0]["messages"] == [{"role": "user", "content": "hi"}]
     assert server.bodies[0]["model"] == "mine"
+
+
+@contextmanager
+def over_http(served: Served) -> Iterator[str]:
+    """Yields the URL of the application."""
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        config = uvicorn.Config(served.app, lifespan="off", log_config=None, ws="none")
+        server = uvicorn.Server(config)
+        serving = served.start(server.serve(sockets=[sock]))
+        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
+        server.should_exit = True
+        serving.result(10)
+
+
+@pytest.mark.parametrize("endpoint", ["completions", "chat"])
+def test_the_server_of_lockstep(tmp_path: Path, endpoint: str) -> None:
+    """Each of its tokens is a frame that is counted; a frame that is none is not."""
+    model = write_byte_model(tmp_path)
+    (tmp_path / "p.jsonl").write_text('{"messages": [{"role": "user", "content": "hi"}]}\n' * 4)
+    engine = FakeEngine(lambda prompt_ids: [200, 201, 97] * 9, step_s=0.005)
+    with serving(model, engine.start, max_num_seqs=4) as served, over_http(served) as url:
+        options = BenchOptions(
+            base_url=url, endpoint=endpoint, num_prompts=4, output_len=9, vocab_size=256,
+            prompts_file=str(tmp_path / "p.jsonl") if endpoint == "chat" else None,
+        )  # fmt: skip
+        run = run_load(options, "run")
+    assert [record.error for record in run.requests] == [""] * 4
+    assert {record.num_output_tokens for record in run.requests} == {9}
+    assert {len(record.itl_s) for record in run.requests} == {8}
+    assert run.summary.tpot_ms.median >= 4.0
 
 
 def test_failures_are_counted_named_and_left_out(

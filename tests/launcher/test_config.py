@@ -11,6 +11,7 @@ from lockstep.launcher.config import LaunchConfig, build_config
 from lockstep.launcher.errors import ConfigError
 from lockstep.launcher.flags import add_flags, given
 from lockstep.launcher.resolve import CPU_KV_BYTES, Resolved, resolve
+from lockstep.worker.attention.registry import ADAPTERS
 
 # Every flag that the README and other tools name, with a value and where it must end up.
 FLAGS: list[tuple[str, Any]] = [
@@ -113,6 +114,21 @@ def test_auto_on_cuda(model: str) -> None:
     assert found.worker.dtype == found.worker.model.dtype
     assert found.worker.cache.kv_cache_memory_bytes is None
     assert found.worker.graph.compute_capability == (10, 0)
+
+
+def test_every_attention_backend_with_an_adapter_can_be_chosen(model: str) -> None:
+    for name in ADAPTERS:
+        found = resolved(model, f"--device cuda --attention-backend {name}")
+        assert found.worker.attention_backend == name
+
+
+def test_a_backend_that_cannot_be_captured_leaves_graphs_of_segments(model: str) -> None:
+    line = "--device cuda --attention-backend flashinfer"
+    found = resolved(model, line)
+    assert found.worker.graph.mode == "PIECEWISE"
+    assert any("need attention support" in note and "got NEVER" in note for note in found.notes)
+    with pytest.raises(ConfigError, match="cudagraph_mode FULL needs attention that can be"):
+        resolved(model, f"{line} --cudagraph-mode FULL")
 
 
 def test_notes_say_what_was_chosen(model: str) -> None:
