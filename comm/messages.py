@@ -70,6 +70,7 @@ class TokenDelta(msgspec.Struct, frozen=True, tag="delta", gc=False):
     """New tokens of a request; ``finish_reason`` (stop, length, abort, error) with the last.
 
     ``engine_ended``: the error is not about the request, which may be tried on another engine.
+    ``dp_rank``: the replica it was placed on; -1 where that is not known.
     """
 
     req_id: str
@@ -79,6 +80,7 @@ class TokenDelta(msgspec.Struct, frozen=True, tag="delta", gc=False):
     logprobs: list[TokenLogprobs] | None = None
     num_cached_tokens: int = 0
     engine_ended: bool = False
+    dp_rank: int = -1
 
 
 def lost_request(req_id: str, error: str) -> TokenDelta:
@@ -184,6 +186,7 @@ class StepResult(msgspec.Struct, frozen=True, tag="result"):
     ``counts`` and ``token_ids`` are packed int32, one per lane of that step's lane table: count 1
     with a token, or 0 (idle, mid-prompt, or already ended on the device). ``bad_lanes`` had
     non-finite logits; their request must end with an error. ``logprobs`` pairs lanes with theirs.
+    ``launch_s`` is what the rank's host took to launch it.
     """
 
     epoch: int
@@ -195,6 +198,7 @@ class StepResult(msgspec.Struct, frozen=True, tag="result"):
     bad_lanes: list[int] = []
     logprobs: list[tuple[int, TokenLogprobs]] = []
     run_mode: int = 0
+    launch_s: float = 0.0
 
 
 # Producer: a rank that has captured a descriptor, inside WorkerReady. Consumer: launcher.

@@ -24,8 +24,11 @@ def graph_table(uses: list[GraphUse]) -> Table:
     for name in ("size", "query_len", "steps", "tokens", "padding", "%"):
         table.add_column(name, justify="right")
     table.add_column("why eager")
+    groups = len({use.dp_rank for use in uses}) > 1
+    if groups:
+        table.add_column("dp", justify="right")
     for use in uses:
-        table.add_row(*_cells(use))
+        table.add_row(*_cells(use), *([str(use.dp_rank)] if groups else []))
     return table
 
 

@@ -7,10 +7,13 @@ from collections.abc import Callable
 from threading import Event
 from typing import Protocol
 
+from msgspec import structs
+
 from lockstep.comm.channel import ChannelReader, ChannelWriter
 from lockstep.comm.messages import AddRequest, TokenDelta, WorkerReady
 from lockstep.launcher.channels import RankChannels, SchedulerChannels, Seating
 from lockstep.worker.config import WorkerConfig
+from lockstep.worker.heap import Heap
 from lockstep.worker.schedule.stats import SchedulerStats
 
 
@@ -45,6 +48,7 @@ class SchedulerHost:
         writers, readers = self._channels.plan_writers, self._channels.result_readers
         self._driver = (make_driver or real_driver)(config, num_blocks, writers, readers)
         self._stop = Event()
+        self._heap = Heap()
 
     def addresses(self) -> list[RankChannels]:
         """What each rank attaches to, in order of global rank."""
@@ -53,7 +57,8 @@ class SchedulerHost:
     def serve(self) -> None:
         """Plan and commit until ``stop``. Raises what ended it otherwise, naming the rank."""
         try:
-            self._driver.run(self._stop)
+            with self._heap.frozen():
+                self._driver.run(self._stop)
         finally:
             self._channels.close()
 
@@ -68,7 +73,8 @@ class SchedulerHost:
         return self._driver.poll_deltas(timeout_s)
 
     def stats(self) -> SchedulerStats:
-        return self._driver.stats()
+        pause_s = self._heap.longest_pause_s
+        return structs.replace(self._driver.stats(), longest_gc_pause_s=pause_s)
 
     def stop(self) -> None:
         """Have ``serve`` end: it tells the ranks to stop and returns."""

@@ -1,7 +1,9 @@
-"""Garbage collection of a rank that serves: a pause of one rank is a pause of all its peers."""
+"""Garbage collection of a process that serves: a pause of one rank is a pause of all its peers."""
 
 import gc
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class Heap:
@@ -20,6 +22,14 @@ class Heap:
     def thaw(self) -> None:
         gc.callbacks.remove(self._note)
         gc.unfreeze()
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        self.freeze()
+        try:
+            yield
+        finally:
+            self.thaw()
 
     def _note(self, phase: str, info: dict[str, int]) -> None:
         now = time.perf_counter()

@@ -1,5 +1,6 @@
 """One request as the scheduler sees it: its tokens, its place, and how far it is planned."""
 
+import time
 from enum import Enum
 
 from msgspec import structs
@@ -27,6 +28,7 @@ class Request:
 
     __slots__ = (
         "arrival",
+        "arrived_s",
         "block_ids",
         "block_keys",
         "cache_salt",
@@ -69,6 +71,7 @@ class Request:
         self.max_positions = self.num_prompt_tokens + max_outputs - 1
         self.seed = seed
         self.arrival = arrival
+        self.arrived_s = time.monotonic()
         self.replica = 0
         self.charge = 0
         self.state = RequestState.WAITING

@@ -3,10 +3,14 @@
 import logging
 import os
 import signal
+import time
 import traceback
+from collections import deque
 from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
+
+from msgspec import structs
 
 from lockstep.comm.codec import encode
 from lockstep.comm.messages import StepPlan, StepResult, WorkerFailed
@@ -38,6 +42,8 @@ class Serving:
         self._publishes = self._spec.tp_rank == 0 or parallel.verify_agreement
         self._watchdog = StepWatchdog(parallel.timeout_s, self._die)
         self._step_id = -1
+        # Of launched steps whose result is not published; results are published in order.
+        self._launch_s = deque[float]()
 
     def accepts(self, plan: StepPlan) -> bool:
         """False for a plan of another life of the lockstep group."""
@@ -54,15 +60,19 @@ class Serving:
         mode = RunMode(agreement.run_mode).name
         what = f"{mode}, {num_tokens} tokens padded to {agreement.num_tokens_padded}"
         self._watchdog.begin(plan.step_id, what)
+        began = time.perf_counter()
         for pending in self._worker.launch(plan):
+            self._launch_s.append(time.perf_counter() - began)
             self._watchdog.begin(pending.identity.step_id, what)
             yield pending
+            began = time.perf_counter()
 
     def publish(self, result: StepResult) -> None:
         self._watchdog.end(result.step_id)
         self._worker.metrics.published(result)
+        launch_s = self._launch_s.popleft()
         if self._publishes:
-            self._results.write(encode(result))
+            self._results.write(encode(structs.replace(result, launch_s=launch_s)))
 
     def __enter__(self) -> "Serving":
         self._watchdog.__enter__()

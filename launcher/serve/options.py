@@ -5,6 +5,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from lockstep.launcher.metrics.exposition import MetricsCompat
+
 
 def _help(text: str) -> Meta:
     return Meta(description=text)
@@ -32,6 +34,10 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_request_bytes: Annotated[
         int, Meta(ge=1), _help("largest body of a request; above it 413")
     ] = 32 << 20
+
+    metrics_compat: Annotated[
+        MetricsCompat, _help("vllm: /metrics also has the names that gateways read of vLLM")
+    ] = "none"
 
     def __post_init__(self) -> None:
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):

@@ -7,11 +7,11 @@ from importlib.metadata import PackageNotFoundError, version
 from starlette.requests import Request
 from starlette.responses import Response
 
+from lockstep.launcher.metrics.exposition import CONTENT_TYPE, ServerFacts, render
 from lockstep.launcher.serve.body import json_response
 from lockstep.launcher.serve.life import State
-from lockstep.launcher.serve.metrics import CONTENT_TYPE
 from lockstep.launcher.serve.service import Service
-from lockstep.launcher.serve.state import state_of
+from lockstep.launcher.serve.state import ServerState, state_of
 from lockstep.worker.schedule.stats import SchedulerStats
 
 logger = logging.getLogger(__name__)
@@ -45,9 +45,24 @@ async def load(request: Request) -> Response:
 
 async def metrics(request: Request) -> Response:
     """Prometheus' text format; empty while loading."""
-    service = state_of(request).service
-    text = b"" if service is None else service.metrics.render(await _stats(service))
+    state = state_of(request)
+    text = b""
+    if state.service is not None:
+        stats = await _stats(state.service)
+        facts, counts = _facts(state, state.service), state.service.metrics
+        compat = state.options.metrics_compat
+        text = await asyncio.to_thread(render, facts, counts, stats, compat)
     return Response(text, headers={"content-type": CONTENT_TYPE})
+
+
+def _facts(state: ServerState, service: Service) -> ServerFacts:
+    return ServerFacts(
+        model_name=service.card.id,
+        block_size=service.limits.block_size,
+        num_blocks=service.limits.num_blocks,
+        num_rejected=service.admission.num_refused,
+        longest_gc_pause_s=state.heap.longest_pause_s,
+    )
 
 
 async def _stats(service: Service) -> SchedulerStats | None:

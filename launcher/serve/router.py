@@ -1,25 +1,32 @@
 """Which generation a delta belongs to. Everything here runs in the HTTP thread."""
 
 import logging
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
-from lockstep.comm.messages import AbortRequest, TokenDelta
+from lockstep.comm.messages import ID_BYTES, AbortRequest, TokenDelta
+from lockstep.launcher.metrics.requests import RequestClock, RequestMetrics
 from lockstep.launcher.serve.api_errors import ApiError, internal
 from lockstep.launcher.serve.engine_loop import Inbox
-from lockstep.launcher.serve.generation import Generation
-from lockstep.launcher.serve.metrics import Metrics
+from lockstep.launcher.serve.generation import Event, Generation
 
 logger = logging.getLogger(__name__)
+
+
+class _Route(NamedTuple):
+    generation: Generation
+    clock: RequestClock
 
 
 class Router:
     """Sends the requests of generations to the engine's thread and hands out what comes back."""
 
-    def __init__(self, inbox: Inbox, metrics: Metrics) -> None:
+    def __init__(self, inbox: Inbox, metrics: RequestMetrics) -> None:
         self._inbox = inbox
         self._metrics = metrics
-        self._by_req_id: dict[str, Generation] = {}
+        self._routes: dict[str, _Route] = {}
         self._closed: ApiError | None = None
 
     @contextmanager
@@ -32,35 +39,38 @@ class Router:
         if self._closed is not None:
             raise self._closed
         for request in generation.to_add():
-            self._by_req_id[request.req_id] = generation
+            clock = self._metrics.accept(len(request.prompt_ids) // ID_BYTES)
+            self._routes[request.req_id] = _Route(generation, clock)
             self._inbox.put(request)
         try:
             yield generation
         finally:
             self._abort(generation)
+            reason, now = "error" if generation.failed else "abort", time.monotonic()
             for req_id in generation.unfinished:
-                self._by_req_id.pop(req_id, None)
-                self._metrics.finished("error" if generation.failed else "abort")
+                self._routes.pop(req_id).clock.finish(reason, now)
 
     def deliver(self, deltas: Sequence[TokenDelta]) -> None:
         """Deltas of requests that have ended here may still come, and are dropped."""
+        now = time.monotonic()
         for delta in deltas:
-            generation = self._by_req_id.get(delta.req_id)
-            if generation is not None:
-                self._hand_out(generation, delta)
+            route = self._routes.get(delta.req_id)
+            if route is not None:
+                self._hand_out(route, delta, now)
 
     def abort(self, name: str) -> int:
         """End the generations of this id or name; what they have so far is their answer.
 
         Returns: how many requests were told to end.
         """
-        found = {g.id: g for g in self._by_req_id.values() if name in (g.id, g.name)}
+        running = (route.generation for route in self._routes.values())
+        found = {each.id: each for each in running if name in (each.id, each.name)}
         return sum(self._abort(generation) for generation in found.values())
 
     def close(self, error: ApiError) -> None:
         """Fail everything that runs, and whatever comes later."""
         self._closed = error
-        for generation in set(self._by_req_id.values()):
+        for generation in {route.generation for route in self._routes.values()}:
             generation.fail(error)
 
     def _abort(self, generation: Generation) -> int:
@@ -68,7 +78,8 @@ class Router:
             self._inbox.put(AbortRequest(req_id))
         return len(generation.unfinished)
 
-    def _hand_out(self, generation: Generation, delta: TokenDelta) -> None:
+    def _hand_out(self, route: _Route, delta: TokenDelta, now: float) -> None:
+        generation = route.generation
         # Whatever one request does to us, the others go on.
         try:
             event = generation.take(delta)
@@ -78,10 +89,19 @@ class Router:
             return
         if event is None:
             return
-        self._metrics.advanced(len(event.piece.token_ids))
+        _count(route.clock, event, delta, now)
         if event.finish_reason is not None:
-            del self._by_req_id[delta.req_id]
-            self._metrics.finished(event.finish_reason)
+            del self._routes[delta.req_id]
             if delta.finish_reason is None:
                 # A stop string ended it, of which the engine does not know.
                 self._inbox.put(AbortRequest(delta.req_id))
+
+
+def _count(clock: RequestClock, event: Event, delta: TokenDelta, now: float) -> None:
+    # Who counts must never be what fails.
+    try:
+        clock.advance(delta.dp_rank, len(event.piece.token_ids), now)
+        if event.finish_reason is not None:
+            clock.finish(event.finish_reason, now, delta.dp_rank)
+    except Exception:
+        logger.exception("while counting request %s", delta.req_id)

@@ -62,7 +62,8 @@ class _Server:
                     _say(line)
                 self._state.open(service)
                 _say(f"{service.card.id} is ready")
-                self._serve(engine, service, http)
+                with self._state.heap.frozen():
+                    self._serve(engine, service, http)
         return 0
 
     @contextmanager

@@ -15,13 +15,13 @@ from lockstep.comm.sampling import SamplingParams
 from lockstep.launcher.engine import EngineClient
 from lockstep.launcher.front_end import create_preparer, open_tokenizer
 from lockstep.launcher.inputs import KINDS, PromptInput
+from lockstep.launcher.metrics.requests import RequestMetrics
 from lockstep.launcher.prepare import PreparedRequest, Preparer
 from lockstep.launcher.resolve import Resolved
 from lockstep.launcher.serve.admission import Admission
 from lockstep.launcher.serve.api_errors import ApiError, bad_request
 from lockstep.launcher.serve.engine_loop import Inbox
 from lockstep.launcher.serve.generation import Generation
-from lockstep.launcher.serve.metrics import Metrics
 from lockstep.launcher.serve.router import Router
 from lockstep.launcher.tokenize import AnyTokenizer
 from lockstep.worker.schedule.checks import Limits, check_request
@@ -61,7 +61,7 @@ class Service:
     limits: Limits
     admission: Admission
     router: Router
-    metrics: Metrics
+    metrics: RequestMetrics
     stats: Callable[[], SchedulerStats]
     # Tokenizing a long prompt must not hold up the streams of others.
     _tokenizing: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
@@ -109,7 +109,6 @@ class Service:
         try:
             generation = Generation(id, requests, self.tokenizer, name=name)
             with self.router.serve(generation):
-                self.metrics.accepted(sum(len(each.prompt_ids) for each in requests))
                 yield generation
         finally:
             self.admission.leave(len(requests))
@@ -125,7 +124,7 @@ def create_service(
     """
     worker = resolved.worker
     tokenizer = open_tokenizer(resolved)
-    metrics = Metrics(resolved.served_model_name)
+    metrics = RequestMetrics()
     num_blocks = min(rank.num_blocks for rank in engine.summary().ready)
 
     def preparer(**defaults: Any) -> Preparer:

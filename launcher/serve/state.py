@@ -8,6 +8,7 @@ from lockstep.launcher.serve.body import Record, read_record
 from lockstep.launcher.serve.life import Life
 from lockstep.launcher.serve.options import ServeOptions
 from lockstep.launcher.serve.service import Service
+from lockstep.worker.heap import Heap
 
 _MAX_NAME = 256
 
@@ -18,6 +19,7 @@ class ServerState:
 
     options: ServeOptions
     life: Life = field(default_factory=Life)
+    heap: Heap = field(default_factory=Heap)
     service: Service | None = None
 
     def open(self, service: Service) -> None:

@@ -337,5 +337,6 @@ def test_small_answers_about_the_server(served: Served) -> None:
     assert served.ask("/load").json()["server_load"] == 0
     served.ask(COMPLETIONS, {"prompt": "abc"})
     text = served.ask("/metrics").body.decode()
-    assert 'lockstep_generation_tokens_total{model_name="tiny"} 3.0' in text
-    assert 'lockstep_request_success_total{finished_reason="length",model_name="tiny"} 1.0' in text
+    assert 'lockstep_generation_tokens_total{engine="",model_name="tiny"} 3.0' in text
+    ended = '{engine="",finished_reason="length",model_name="tiny"}'
+    assert f"lockstep_request_success_total{ended} 1.0" in text

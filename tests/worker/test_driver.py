@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import pytest
+from msgspec import structs
 from sim_worker import SimReplica, expected_outputs, make_add, make_scheduler
 
 from lockstep.comm.codec import decode_plan, encode
@@ -259,3 +260,29 @@ def test_wrong_number_of_rings_is_refused() -> None:
         SchedulerDriver(make_scheduler(), [], [])
     with pytest.raises(ValueError, match="result_readers must be one for each of 1 ranks, got 0"):
         SchedulerDriver(make_scheduler(), [None], [])
+
+
+@pytest.mark.parametrize(("lockstep", "groups"), [("auto", [0, 1]), ("always", [0])])
+def test_times_of_steps_are_taken_by_group(lockstep: str, groups: list[int]) -> None:
+    def slow(rank: int, result: StepResult) -> StepResult:
+        time.sleep(0.01)
+        return structs.replace(result, launch_s=0.004)
+
+    with running(dp_size=2, lockstep=lockstep, tamper=slow) as (driver, _, _):
+        for index in range(4):
+            driver.add(make_add(f"r{index}", [index], 10))
+        deltas = collect(driver, 4)
+        stats = driver.stats()
+    steps = {each.dp_rank: sum(each.step.counts) for each in stats.step_times}
+    assert list(steps) == groups and min(steps.values()) >= 10
+    for each in stats.step_times:
+        assert each.step.total >= 0.01 * steps[each.dp_rank]
+        assert sum(each.plan.counts) == steps[each.dp_rank]
+        assert sum(each.commit.counts) == steps[each.dp_rank] * (2 // len(groups))
+        assert each.launch.total == pytest.approx(0.004 * sum(each.launch.counts))
+        assert each.plan.total + each.commit.total < each.step.total
+    replicas: dict[int, set[str]] = {}
+    for delta in deltas:
+        replicas.setdefault(delta.dp_rank, set()).add(delta.req_id)
+    assert [len(replicas[dp_rank]) for dp_rank in (0, 1)] == [2, 2]
+    assert [sum(each.queue_seconds.counts) for each in stats.replicas] == [2, 2]

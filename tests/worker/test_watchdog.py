@@ -96,3 +96,21 @@ def test_an_idle_rank_says_nothing(killed: list, caplog: pytest.LogCaptureFixtur
         serving.publish(StepResult(0, 0, 0, 3, b"", b""))
         time.sleep(0.7)
     assert killed == [] and caplog.records == []
+
+
+def test_a_result_tells_what_the_host_took_to_launch_its_step() -> None:
+    class Slow(Rank3):
+        config = SimpleNamespace(parallel=ParallelConfig(tp_size=4, timeout_s=20.0))
+        spec = RankSpec(global_rank=0, world_size=4, dp_rank=0, tp_rank=0)
+
+        def launch(self, plan):
+            time.sleep(0.02)
+            yield from super().launch(plan)
+
+    results = Sink()
+    with Serving(Slow(), results) as serving:
+        [_] = serving.launch(full(0, ReplicaPlan(3), 4))
+        time.sleep(0.3)
+        serving.publish(StepResult(0, 0, 0, 0, b"", b""))
+    (result,) = results
+    assert 0.02 <= result.launch_s < 0.3

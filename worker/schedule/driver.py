@@ -6,6 +6,8 @@ from contextlib import suppress
 from threading import Event
 from typing import Protocol
 
+from msgspec import structs
+
 from lockstep.comm.codec import decode_result, encode
 from lockstep.comm.errors import CommError, PeerLost
 from lockstep.comm.messages import (
@@ -23,6 +25,7 @@ from lockstep.worker.schedule.group import StepInFlight
 from lockstep.worker.schedule.inbox import Inbox, Outbox
 from lockstep.worker.schedule.scheduler import Scheduler
 from lockstep.worker.schedule.stats import SchedulerStats
+from lockstep.worker.schedule.step_times import no_step_times
 
 STEP_TIMEOUT_S = 30.0
 _FIRST_SLEEP_S = 20e-6
@@ -84,6 +87,8 @@ class SchedulerDriver:
         self._outbox = Outbox()
         # Since when each group's oldest step in flight has been the oldest.
         self._since = [0.0] * scheduler.num_groups
+        size = parallel.lockstep_dp_size
+        self._times = [no_step_times(size * group) for group in range(scheduler.num_groups)]
 
     def add(self, request: AddRequest) -> None:
         """Hand in a request. One that is refused comes back as a delta with an error.
@@ -106,7 +111,7 @@ class SchedulerDriver:
         return self._outbox.take(timeout_s)
 
     def stats(self) -> SchedulerStats:
-        return self._scheduler.stats()
+        return structs.replace(self._scheduler.stats(), step_times=self._times)
 
     def run(self, stop: Event) -> None:
         """Plan and commit until ``stop`` is set, then tell the ranks to stop.
@@ -180,19 +185,26 @@ class SchedulerDriver:
 
     def _commit(self, result: StepResult) -> None:
         group = result.dp_rank // self._parallel.lockstep_dp_size
+        times, began = self._times[group], time.monotonic()
         oldest = self._scheduler.oldest_step(group)
         self._publish(self._scheduler.commit(result))
+        ended = time.monotonic()
+        times.commit.observe(ended - began)
+        times.launch.observe(result.launch_s)
         if self._scheduler.oldest_step(group) is not oldest:
-            self._since[group] = time.monotonic()
+            times.step.observe(ended - self._since[group])
+            self._since[group] = ended
 
     def _give_plan(self, group: int) -> bool:
+        began = time.monotonic()
         was_idle = self._scheduler.oldest_step(group) is None
         plan = self._scheduler.plan(group)
         if plan is None:
             return False
         if was_idle:
-            self._since[group] = time.monotonic()
+            self._since[group] = began
         self._plans[group].write(encode(plan), timeout_s=self._step_timeout_s)
+        self._times[group].plan.observe(time.monotonic() - began)
         return True
 
     def _publish(self, deltas: list[TokenDelta]) -> None:

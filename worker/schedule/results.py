@@ -43,6 +43,7 @@ def read_result(
     if result.logprobs:
         chosen = _by_lane(result)
     # The one loop over all lanes in steady decode: every call in it would show.
+    dp_rank = result.dp_rank
     for request, count, token, (token_id,), logprobs in zip(
         lanes.requests, counts, tokens, packed, chosen, strict=False
     ):
@@ -54,7 +55,9 @@ def read_result(
         if len(packed_ids) >= request.check_at or token in request.stop_set:
             reason = _look(replica, request, token, finish)
         cached = request.num_cached_tokens
-        deltas.append(TokenDelta(request.req_id, token_id, reason, None, logprobs, cached))
+        deltas.append(
+            TokenDelta(request.req_id, token_id, reason, None, logprobs, cached, False, dp_rank)
+        )
     return deltas
 
 
@@ -82,7 +85,9 @@ def _fail_bad_lanes(
         finish(request, "error")
         text = f"output token {request.num_outputs}: {error}"
         cached = request.num_cached_tokens
-        deltas.append(TokenDelta(request.req_id, b"", "error", text, None, cached))
+        deltas.append(
+            TokenDelta(request.req_id, b"", "error", text, None, cached, False, result.dp_rank)
+        )
     return deltas
 
 

@@ -127,7 +127,7 @@ class Scheduler:
             self._counts["unknown_aborts"] += 1
             return
         self._finish(request, "abort")
-        self._deltas.append(TokenDelta(req_id, finish_reason="abort"))
+        self._deltas.append(TokenDelta(req_id, finish_reason="abort", dp_rank=request.replica))
 
     def fail_all(self, error: str) -> None:
         """End every request with an error, since the ranks cannot go on."""
@@ -155,7 +155,7 @@ class Scheduler:
             propose(plan, max_mode=RunMode.FULL, query_len=self._query_len) for plan in plans
         ]
         agreement = ours.agree(proposals, self._dispatch, query_len=self._query_len)
-        self._steps.count(agreement, proposals)
+        self._steps.count(ours.first_dp_rank, agreement, proposals)
         step_id = ours.launch(agreement, [lanes for _, lanes in built])
         return StepPlan(self.epoch, step_id, agreement, plans)
 
@@ -223,6 +223,7 @@ class Scheduler:
             graph_uses=uses,
             batch_sizes=self._steps.batch_sizes(),
             num_bad_lanes=self._counts["bad_lanes"],
+            epoch=self.epoch,
         )
 
     def check_conserved(self) -> None:
@@ -248,4 +249,5 @@ def _replica_stats(replica: Replica) -> ReplicaStats:
         num_recomputed_tokens=replica.num_recomputed_tokens,
         num_cached_tokens=replica.waiting.num_cached_tokens,
         num_looked_up_tokens=replica.waiting.num_looked_up_tokens,
+        queue_seconds=replica.waiting.queue_seconds,
     )

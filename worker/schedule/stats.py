@@ -2,9 +2,15 @@
 
 import msgspec
 
+from lockstep.worker.schedule.histogram import Histogram
+from lockstep.worker.schedule.step_times import StepTimes
+
 
 class ReplicaStats(msgspec.Struct, frozen=True):
-    """State of one replica; blocks without the padding block."""
+    """State of one replica; blocks without the padding block.
+
+    ``queue_seconds`` is how long requests waited for their first lane.
+    """
 
     num_waiting: int
     num_running: int
@@ -15,13 +21,15 @@ class ReplicaStats(msgspec.Struct, frozen=True):
     num_recomputed_tokens: int
     num_cached_tokens: int
     num_looked_up_tokens: int
+    queue_seconds: Histogram
 
 
 class GraphUse(msgspec.Struct, frozen=True, kw_only=True):
     """Steps of a lockstep group that replayed one graph, or ran eagerly for one reason.
 
     ``num_tokens`` are real, ``num_padding_tokens`` were computed beside them, over all replicas.
-    ``uniform_query_len`` is 0 for mixed batches; ``num_tokens_padded`` is None in EAGER.
+    ``uniform_query_len`` is 0 for mixed batches; ``num_tokens_padded`` is None in EAGER. The
+    group is that of replica ``dp_rank``, its first.
     """
 
     run_mode: str
@@ -31,6 +39,7 @@ class GraphUse(msgspec.Struct, frozen=True, kw_only=True):
     num_tokens: int
     num_padding_tokens: int
     reason: str = ""
+    dp_rank: int = 0
 
 
 class SchedulerStats(msgspec.Struct, frozen=True):
@@ -38,7 +47,9 @@ class SchedulerStats(msgspec.Struct, frozen=True):
 
     ``num_tokens`` were scheduled, ``num_padding_tokens`` were computed beside them.
     ``batch_sizes`` counts a replica's steps by the real tokens of its batch. ``num_bad_lanes``
-    counts requests that ended because their logits were not finite.
+    counts requests that ended because their logits were not finite. ``epoch`` is the life number
+    of the ranks: how often they were started anew. Who runs the scheduler adds ``step_times`` of
+    each lockstep group, and the longest pause of the garbage collector in its process.
     """
 
     replicas: list[ReplicaStats]
@@ -51,3 +62,6 @@ class SchedulerStats(msgspec.Struct, frozen=True):
     graph_uses: list[GraphUse] = []
     batch_sizes: dict[int, int] = {}
     num_bad_lanes: int = 0
+    epoch: int = 0
+    step_times: list[StepTimes] = []
+    longest_gc_pause_s: float = 0.0

@@ -17,6 +17,7 @@ class _Kind(NamedTuple):
     num_tokens_padded: int | None
     uniform_query_len: int
     reason: str
+    dp_rank: int
 
 
 class StepCounts:
@@ -28,8 +29,8 @@ class StepCounts:
         self._kinds: dict[_Kind, list[int]] = {}
         self._batches: Counter[int] = Counter()
 
-    def count(self, agreement: StepAgreement, proposals: Sequence[Proposal]) -> None:
-        """One step of a lockstep group, whose replicas proposed these batches."""
+    def count(self, dp_rank: int, agreement: StepAgreement, proposals: Sequence[Proposal]) -> None:
+        """One step of the lockstep group from ``dp_rank`` on, which proposed these batches."""
         padded, computed = agreement.num_tokens_padded, agreement.num_tokens_across_dp
         real = 0
         for proposal in proposals:
@@ -37,7 +38,7 @@ class StepCounts:
                 real += proposal.num_tokens
                 self._batches[proposal.num_tokens] += 1
         reason = fallback_reason(self._dispatcher, proposals) if padded is None else ""
-        kind = _Kind(agreement.run_mode, padded, agreement.uniform_query_len, reason)
+        kind = _Kind(agreement.run_mode, padded, agreement.uniform_query_len, reason, dp_rank)
         counts = self._kinds.setdefault(kind, [0, 0, 0])
         counts[0] += 1
         counts[1] += real
@@ -57,6 +58,7 @@ class StepCounts:
                 num_tokens=real,
                 num_padding_tokens=padding,
                 reason=kind.reason,
+                dp_rank=kind.dp_rank,
             )
             for kind, (steps, real, padding) in kinds
         ]

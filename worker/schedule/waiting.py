@@ -1,12 +1,19 @@
 """The queue of one replica: who waits, and who of them fits into the block pool now."""
 
+import time
 from collections import OrderedDict
 from collections.abc import Iterator
 
 from lockstep.worker.request import Request
 from lockstep.worker.schedule.block_keys import extend_keys
 from lockstep.worker.schedule.block_pool import BlockPool
+from lockstep.worker.schedule.histogram import empty_histogram
 from lockstep.worker.schedule.policy import RESERVE_AFTER, in_reach
+
+_QUEUE_S = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0,
+    15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
+)  # fmt: skip
 
 
 class WaitingQueue:
@@ -21,6 +28,7 @@ class WaitingQueue:
         self.requests: OrderedDict[str, Request] = OrderedDict()
         self.num_cached_tokens = 0
         self.num_looked_up_tokens = 0
+        self.queue_seconds = empty_histogram(_QUEUE_S)
         self._pool = pool
         self._block_size = block_size
         self._caching = caching
@@ -110,5 +118,6 @@ class WaitingQueue:
         request.num_published = len(hits)
         if not request.num_preemptions:
             request.num_cached_tokens = request.num_planned
+            self.queue_seconds.observe(time.monotonic() - request.arrived_s)
         self.num_cached_tokens += request.num_planned
         self.num_looked_up_tokens += request.num_tokens

@@ -1,0 +1,1 @@
+"""What is counted of a server that runs, as Prometheus reads it."""
