@@ -17,6 +17,7 @@ class Admission:
     def __init__(self, *, lanes: int, queued: int) -> None:
         self.limit = lanes + queued
         self.in_flight = 0
+        self.num_refused = 0
 
     def enter(self, count: int) -> None:
         """Admit all of ``count`` or none. Raises as ``check``."""
@@ -26,6 +27,7 @@ class Admission:
     def check(self, count: int) -> None:
         """Raises ApiError 503 if there is no room for ``count`` now."""
         if self.in_flight + count > self.limit:
+            self.num_refused += 1
             raise unavailable(
                 f"{self.in_flight} requests are in the server and it holds {self.limit} "
                 f"(--max-num-seqs and --max-num-queued-reqs), got {count} more"
