@@ -62,6 +62,7 @@ _SAMPLING_HELP = {
 _OFFLINE = {
     "plan": ("show which graphs a configuration captures", "lockstep.launcher.plan"),
     "backends": ("list attention backends", "lockstep.launcher.backends"),
+    "top": ("watch a server", "lockstep.launcher.top.command"),
     "bench": ("measure a server", "lockstep.launcher.bench.command"),
 }
 # Commands with one of their own.
