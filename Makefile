@@ -4,7 +4,7 @@ BIN := .venv/bin
 PYTHON ?= python3
 JOBS ?= 1
 
-.PHONY: demo test check soak golden gpu-test bench-scheduler venv clean
+.PHONY: demo test check wheel soak golden gpu-test bench-scheduler venv clean
 
 demo: venv
 	$(BIN)/lockstep generate --model smollm2 --tensor-parallel-size 2 --temperature 0 \
@@ -20,6 +20,9 @@ check: venv
 
 soak: venv
 	LOCKSTEP_SOAK_ROUNDS=20 $(BIN)/pytest tests/launcher/test_serve_clients.py -k dropped --durations=5
+
+wheel: venv
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
 golden: venv
 	$(BIN)/python tests/golden.py --report docs/golden.md --jobs $(JOBS)

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-PLACEMENT_TIMEOUT_S = 120.0
-
 
 def start_ray_engine(
     resolved: Resolved,
@@ -26,7 +24,6 @@ def start_ray_engine(
     *,
     worker_type: type[RankWorker] | None = None,
     make_driver: MakeDriver | None = None,
-    placement_timeout_s: float = PLACEMENT_TIMEOUT_S,
 ) -> "RayEngine":
     """Ranks and scheduler as Ray actors, ready to serve. The caller must call ``shutdown``.
 
@@ -35,7 +32,7 @@ def start_ray_engine(
 
     Raises:
         LaunchError: the cluster refuses the connection.
-        PlacementError: there is no room, or a replica landed on several hosts.
+        PlacementError: no room in ``placement_timeout_seconds``, or a replica on several hosts.
         StartError: a rank failed; names it and its reason.
     """
     _warn_of_foreign_variables()
@@ -43,9 +40,7 @@ def start_ray_engine(
         set_ray_defaults(os.environ)
     from lockstep.launcher.ray_launch import launch_engine
 
-    return launch_engine(
-        resolved, progress or _say_nothing, worker_type, make_driver, placement_timeout_s
-    )
+    return launch_engine(resolved, progress or _say_nothing, worker_type, make_driver)
 
 
 def _warn_of_foreign_variables() -> None:

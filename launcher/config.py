@@ -17,7 +17,6 @@ from lockstep.parallel.config import DpLockstep
 from lockstep.worker.config import GraphModeName
 
 Count = Annotated[int, Meta(ge=1)]
-Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 OptimizationLevel = Annotated[int, Meta(ge=0, le=3)]
 Device = Literal["cpu", "cuda"]
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
@@ -45,7 +44,7 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = "auto"
     device: Annotated[Literal["auto", "cuda", "cpu"], _help("auto: cuda if there is one")] = "auto"
     seed: Annotated[
-        Seed | None, _help("of dummy weights, and of the seeds that requests without one draw")
+        int | None, _help("of dummy weights, and of the seeds that requests without one draw")
     ] = None
 
     tensor_parallel_size: Annotated[Count, _help("ranks that share one copy of the model")] = 1
@@ -60,6 +59,10 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     distributed_timeout_seconds: Annotated[float, Meta(gt=0), _help("deadline of a collective")] = (
         60.0
     )
+
+    placement_timeout_seconds: Annotated[
+        float, Meta(gt=0), _help("how long Ray may look for room for all ranks")
+    ] = 120.0
 
     max_model_len: Annotated[Count | None, _help("prompt and output tokens of a request")] = None
     max_num_seqs: Annotated[Count | None, _help("requests in a batch, per replica")] = None
@@ -114,16 +117,13 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Keys of a TOML file as field names; ``max-num-seqs`` is read as ``max_num_seqs``.
 
     Raises:
-        ConfigError: the file cannot be read, is not TOML, or has a key or value that cannot be;
-            names the file.
+        ConfigError: the file cannot be read or is not TOML; names the file.
     """
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
-        settings = {key.replace("-", "_"): value for key, value in data.items()}
-        convert({"model": "", **settings}, LaunchConfig)
     except (OSError, ValueError) as error:
         raise ConfigError(f"--config {path}: {error}") from None
-    return settings
+    return {key.replace("-", "_"): value for key, value in data.items()}
 
 
 def build_config(given: dict[str, Any], file: Path | None = None) -> LaunchConfig:

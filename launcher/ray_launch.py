@@ -41,7 +41,6 @@ def launch_engine(
     progress: Progress,
     worker_type: type[RankWorker] | None,
     make_driver: MakeDriver | None,
-    placement_timeout_s: float,
 ) -> RayEngine:
     """See ``cluster.start_ray_engine``."""
     seconds: dict[str, float] = {}
@@ -49,7 +48,7 @@ def launch_engine(
         session = open_session(num_ranks=resolved.world_size, device=resolved.device)
     launch = _Launch(resolved, session, progress, seconds)
     try:
-        return launch.start(worker_type, make_driver, placement_timeout_s)
+        return launch.start(worker_type, make_driver)
     except BaseException:
         launch.close()
         raise
@@ -67,10 +66,10 @@ class _Launch:
     supervisor: Supervisor | None = None
 
     def start(
-        self, worker_type: type[RankWorker] | None, make_driver: MakeDriver | None, timeout_s: float
+        self, worker_type: type[RankWorker] | None, make_driver: MakeDriver | None
     ) -> RayEngine:
         with self._stage("placement"):
-            reservation = self._reserve(timeout_s)
+            reservation = self._reserve()
         with self._stage("actors"):
             workers, scheduler = self._create(reservation, worker_type, make_driver)
             self.supervisor = Supervisor([*workers, scheduler])
@@ -105,10 +104,11 @@ class _Launch:
         if left:
             logger.error("could not be ended: %s", ", ".join(left))
 
-    def _reserve(self, timeout_s: float) -> Reservation:
+    def _reserve(self) -> Reservation:
         owner = owner_name(os.getpid(), self.session.mark)
         parallel, device = self.resolved.worker.parallel, self.resolved.device
         self.reservation = Reservation(parallel, owner=owner, device=device)
+        timeout_s = self.resolved.launch.placement_timeout_seconds
         self.reservation.wait(timeout_s, fixed_size=self.session.is_local)
         return self.reservation
 

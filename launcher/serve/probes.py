@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from importlib.metadata import PackageNotFoundError, version
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -11,7 +12,6 @@ from lockstep.launcher.serve.body import json_response
 from lockstep.launcher.serve.life import State
 from lockstep.launcher.serve.service import Service
 from lockstep.launcher.serve.state import ServerState, state_of
-from lockstep.launcher.version import package_version
 from lockstep.worker.schedule.stats import SchedulerStats
 
 logger = logging.getLogger(__name__)
@@ -72,3 +72,10 @@ async def _stats(service: Service) -> SchedulerStats | None:
     except Exception as error:
         logger.warning("no statistics of the scheduler: %r", error)
         return None
+
+
+def package_version() -> str:
+    try:
+        return version("lockstep-decode")
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,6 +1,5 @@
 """SIGTERM and SIGINT: the first lets running requests finish, the second does not."""
 
-import math
 import signal
 import time
 from collections.abc import Iterator
@@ -11,8 +10,6 @@ from lockstep.launcher.serve.engine_loop import Inbox
 from lockstep.launcher.serve.life import Life, State
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# A signal to a whole group of processes may reach this one by several ways at once.
-_SAME_SIGNAL_S = 0.5
 
 
 class Stopping:
@@ -27,16 +24,15 @@ class Stopping:
         self._life = life
         self._inbox = inbox
         self._timeout_s = timeout_s
-        self._asked_at: float | None = None
-        self._deadline = math.inf
+        self._deadline: float | None = None
 
     @property
     def asked(self) -> bool:
-        return self._asked_at is not None
+        return self._deadline is not None
 
     @property
     def overdue(self) -> bool:
-        return time.monotonic() >= self._deadline
+        return self._deadline is not None and time.monotonic() >= self._deadline
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -49,15 +45,13 @@ class Stopping:
                 signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        now, state = time.monotonic(), self._life.state
-        if state is State.DEAD:
+        if self._life.state is State.DEAD:
             return
-        if self._asked_at is None:
-            self._asked_at, self._deadline = now, now + self._timeout_s
-            self._life.drain()
-        elif now - self._asked_at > _SAME_SIGNAL_S:
-            self._deadline = now
+        loading, again = self._life.state is State.LOADING, self.asked
+        now = time.monotonic()
+        self._deadline = now if loading or again else now + self._timeout_s
+        self._life.drain()
         self._inbox.put(None)
-        if state is State.LOADING:
+        if loading:
             # Leaves the start by way of its finally blocks.
             raise SystemExit(0)

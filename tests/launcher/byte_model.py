@@ -37,8 +37,7 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def write_byte_model(directory: Path, **generation: object) -> str:
-    """Write config, tokenizer and generation settings, and no weights; returns the path."""
-    (directory / "model.safetensors").touch()
+    """Write config, tokenizer and generation settings; returns the path."""
     byte_tokenizer().save(str(directory / "tokenizer.json"))
     files = {
         "config.json": CONFIG,

@@ -14,7 +14,9 @@ from lockstep.worker.config import (
 )
 
 
-def resolved_config(*, tp=1, dp=1, device="cpu", model_path="none") -> Resolved:
+def resolved_config(
+    *, tp=1, dp=1, device="cpu", model_path="none", placement_timeout_seconds=120.0
+) -> Resolved:
     model = ModelConfig(
         architecture="LlamaForCausalLM", vocab_size=101, hidden_size=32, intermediate_size=64,
         num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8, max_position_embeddings=256,
@@ -31,6 +33,7 @@ def resolved_config(*, tp=1, dp=1, device="cpu", model_path="none") -> Resolved:
         dtype="float32",
     )
     return Resolved(
-        launch=LaunchConfig(model="dummy"), worker=worker, device=device,
+        launch=LaunchConfig(model="dummy", placement_timeout_seconds=placement_timeout_seconds),
+        worker=worker, device=device,
         served_model_name="dummy", generation=SimpleNamespace(),
     )  # fmt: skip

@@ -54,7 +54,7 @@ def test_replicas_on_two_nodes_give_the_tokens_of_one_rank_alone(tmp_path, clust
 def test_a_replica_larger_than_any_node_is_told_with_what_the_nodes_have(cluster):
     began = time.monotonic()
     with pytest.raises(PlacementError) as error:
-        start_ray_engine(resolved_config(tp=3), placement_timeout_s=1.0)
+        start_ray_engine(resolved_config(tp=3, placement_timeout_seconds=1.0))
     assert time.monotonic() - began < 10
     message = str(error.value)
     assert "need 1 x 3 CPU, each 3 on one host" in message

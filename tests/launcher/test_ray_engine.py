@@ -268,12 +268,12 @@ def test_a_worker_that_will_not_die_is_killed():
 def test_what_cannot_be_placed_is_told_with_needs_and_holders(shared_ray):
     with engine_of(tp=2, dp=2):
         with pytest.raises(PlacementError) as error:
-            start_ray_engine(resolved_config(tp=3), placement_timeout_s=1.0)
+            start_ray_engine(resolved_config(tp=3, placement_timeout_seconds=1.0))
         message = str(error.value)
         assert "need 1 x 3 CPU" in message and "have 6 CPU on 1 host(s), 2 free" in message
         assert "held by lockstep-" in message and "replica-1 (2)" in message
     with pytest.raises(PlacementError, match="need 1 x 4 GPU.*have 2 GPU.*no other placement"):
-        start_ray_engine(resolved_config(tp=4, device="cuda"), placement_timeout_s=1.0)
+        start_ray_engine(resolved_config(tp=4, device="cuda", placement_timeout_seconds=1.0))
     await_free(shared_ray, "GPU", 2)
 
 

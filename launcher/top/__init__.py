@@ -1,1 +1,0 @@
-"""A live view of a server, made of what it tells Prometheus."""
