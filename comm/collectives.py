@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions, BarrierOptions, BroadcastOptions
 
-from lockstep.comm.all_reduce.choose import AllReduceTable, Choice
+from lockstep.comm.all_reduce.choose import AllReduceTable
 from lockstep.comm.all_reduce.gloo_nccl import library_all_reduce
+from lockstep.comm.all_reduce.table import Choice
 from lockstep.comm.errors import CommError
 from lockstep.comm.groups import Group
 from lockstep.comm.ledger import Ledger, LedgerEntry

@@ -5,6 +5,7 @@ Answers go to standard output and everything else to standard error. Exit codes:
 """
 
 import argparse
+import errno
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ import msgspec
 
 from lockstep.comm.sampling import SamplingParams
 from lockstep.launcher import flags
+from lockstep.launcher.arguments import Parser
 from lockstep.launcher.config import LaunchConfig, build_config
 from lockstep.launcher.errors import ConfigError, LaunchError
 from lockstep.launcher.front_end import StartEngine, open_engine, start_default_engine
@@ -34,6 +36,7 @@ from lockstep.launcher.generate import (
 from lockstep.launcher.progress import stages
 from lockstep.launcher.start_report import start_report
 from lockstep.launcher.strict import convert
+from lockstep.launcher.version import package_version
 
 INTERRUPTED = 130
 UNREAD = 141
@@ -59,6 +62,7 @@ _SAMPLING_HELP = {
 _OFFLINE = {
     "plan": ("show which graphs a configuration captures", "lockstep.launcher.plan"),
     "backends": ("list attention backends", "lockstep.launcher.backends"),
+    "top": ("watch a server", "lockstep.launcher.top.command"),
     "bench": ("measure a server", "lockstep.launcher.bench.command"),
 }
 # Commands with one of their own.
@@ -78,8 +82,8 @@ def parse(argv: Sequence[str]) -> Command:
     """Read the command line and the files that it names as configuration.
 
     Raises:
-        ConfigError: settings that cannot work; names the field, the value and the limit.
-        SystemExit: unknown flags (2), or help was asked for (0).
+        ConfigError: unknown flags, or settings that cannot work; names field, value and limit.
+        SystemExit: help or the version was asked for (0).
     """
     namespace = _parser().parse_args(argv)
     file = Path(namespace.config) if namespace.config else None
@@ -124,7 +128,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def guarded(argv: Sequence[str], start_engine: StartEngine) -> int:
     """Run a command; every failure is a line on standard error and an exit code."""
-    signal.signal(signal.SIGTERM, _exit_on_term)
+    # A stream that the caller has closed is None in Python: what goes there goes nowhere.
+    sys.stdout = sys.stdout or open(os.devnull, "w")
+    sys.stderr = sys.stderr or open(os.devnull, "w")
+    terminated = Termination()
+    signal.signal(signal.SIGTERM, terminated)
     try:
         return _dispatch(argv, start_engine)
     except LaunchError as error:
@@ -134,9 +142,14 @@ def guarded(argv: Sequence[str], start_engine: StartEngine) -> int:
         # Who read the answers has left. Nothing may be flushed to it any more, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return UNREAD
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        sys.stderr.write("lockstep: no space is left where the output goes\n")
+        return 1
     except KeyboardInterrupt:
-        sys.stderr.write("lockstep: interrupted\n")
-        return INTERRUPTED
+        sys.stderr.write(f"lockstep: {'terminated' if terminated.came else 'interrupted'}\n")
+        return TERMINATED if terminated.came else INTERRUPTED
 
 
 def _dispatch(argv: Sequence[str], start_engine: StartEngine) -> int:
@@ -149,15 +162,24 @@ def _dispatch(argv: Sequence[str], start_engine: StartEngine) -> int:
     return run(parse(argv), start_engine)
 
 
-def _exit_on_term(signum: int, frame: FrameType | None) -> NoReturn:
-    # Leaves by way of the finally blocks, which end the engine's processes.
-    raise SystemExit(TERMINATED)
+class Termination:
+    """Handler of SIGTERM that leaves by way of the finally blocks, which end the engine.
+
+    It raises what an interrupt raises: Ray's calls turn a SystemExit into an exit code of theirs.
+    """
+
+    came = False
+
+    def __call__(self, signum: int, frame: FrameType | None) -> NoReturn:
+        self.came = True
+        raise KeyboardInterrupt
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="lockstep", description="Large language models on ranks that step together."
     )
+    parser.add_argument("--version", action="version", version=f"lockstep {package_version()}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_generate(commands.add_parser("generate", help="answer prompts", allow_abbrev=False))
     for name, (text, _) in (_SERVING | _OFFLINE).items():
@@ -194,6 +216,13 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _read_json(flag: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{flag} must be JSON, got {text!r}: {error}") from None
+
+
 def _prompts_file(namespace: argparse.Namespace) -> str | None:
     """The one that was named; without any prompt, what is piped in."""
     name: str | None = namespace.prompts_file
@@ -217,7 +246,7 @@ def _sampling(namespace: argparse.Namespace) -> dict[str, Any]:
     fields.pop("seed", None)
     try:
         if "logit_bias" in fields:
-            fields["logit_bias"] = json.loads(fields["logit_bias"])
+            fields["logit_bias"] = _read_json("--logit-bias", fields["logit_bias"])
         convert(fields, SamplingParams)
     except ValueError as error:
         raise ConfigError(str(error)) from None

@@ -17,6 +17,7 @@ from lockstep.parallel.config import DpLockstep
 from lockstep.worker.config import GraphModeName
 
 Count = Annotated[int, Meta(ge=1)]
+Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 OptimizationLevel = Annotated[int, Meta(ge=0, le=3)]
 Device = Literal["cpu", "cuda"]
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
@@ -44,7 +45,7 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = "auto"
     device: Annotated[Literal["auto", "cuda", "cpu"], _help("auto: cuda if there is one")] = "auto"
     seed: Annotated[
-        int | None, _help("of dummy weights, and of the seeds that requests without one draw")
+        Seed | None, _help("of dummy weights, and of the seeds that requests without one draw")
     ] = None
 
     tensor_parallel_size: Annotated[Count, _help("ranks that share one copy of the model")] = 1
@@ -117,13 +118,16 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Keys of a TOML file as field names; ``max-num-seqs`` is read as ``max_num_seqs``.
 
     Raises:
-        ConfigError: the file cannot be read or is not TOML; names the file.
+        ConfigError: the file cannot be read, is not TOML, or has a key or value that cannot be;
+            names the file.
     """
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
+        settings = {key.replace("-", "_"): value for key, value in data.items()}
+        convert({"model": "", **settings}, LaunchConfig)
     except (OSError, ValueError) as error:
         raise ConfigError(f"--config {path}: {error}") from None
-    return {key.replace("-", "_"): value for key, value in data.items()}
+    return settings
 
 
 def build_config(given: dict[str, Any], file: Path | None = None) -> LaunchConfig:

@@ -64,9 +64,9 @@ def with_flags(message: str, struct: type[msgspec.Struct]) -> str:
 
 def _options(field: inspect.Field, text: str) -> dict[str, Any]:
     type_, description = _unwrap(field.type)
-    text = description or text
-    if field.default not in (msgspec.NODEFAULT, None, ()):
-        text = f"{text} (default {_shown(field.default)})".strip()
+    # A text of the caller's stands alone: its default need not be the struct's.
+    if not text and field.default not in (msgspec.NODEFAULT, None, ()):
+        description = f"{description} (default {_shown(field.default)})".strip()
     options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": text.replace("%", "%%")}
     if isinstance(type_, inspect.BoolType):
         return options | {"action": argparse.BooleanOptionalAction}

@@ -98,6 +98,8 @@ def open_engine(
     resolved = resolve(config, progress=progress)
     for note in resolved.notes:
         sys.stderr.write(f"lockstep: {note}\n")
+    # A bad file of the tokenizer is refused before ranks load, not after.
+    open_tokenizer(resolved)
     return resolved, start_engine(resolved, progress)
 
 

@@ -67,6 +67,10 @@ class FrontProcess:
         self._tell_of_signal(code)
         return _status(code)
 
+    def terminate(self) -> None:
+        """Ask it to end in its own way."""
+        self._process.terminate()
+
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()

@@ -75,13 +75,20 @@ def check_options(options: GenerateOptions) -> None:
     if options.output is not None:
         _check_output(Path(options.output), source)
     if options.batch_histogram is not None:
-        check_writable("--batch-histogram", Path(options.batch_histogram))
+        _check_histogram(Path(options.batch_histogram), options.output, source)
 
 
 def _source(options: GenerateOptions) -> Path | None:
     """The file of prompts, which may be a pipe; None for arguments and standard input."""
     name = options.prompts_file
     return None if name in (None, STDIN) else Path(str(name))
+
+
+def _check_histogram(path: Path, output: str | None, source: Path | None) -> None:
+    check_writable("--batch-histogram", path)
+    for flag, other in (("--output", output), ("--prompts-file", source)):
+        if other is not None and path.absolute() == Path(other).absolute():
+            raise ConfigError(f"--batch-histogram {path}: it is the file of {flag}")
 
 
 def _check_output(path: Path, source: Path | None) -> None:

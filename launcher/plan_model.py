@@ -10,6 +10,7 @@ from lockstep.worker.models.footprint import Footprint
 from lockstep.worker.weights.model_config import model_config_from
 from lockstep.worker.weights.resolve import resolve_config
 
+_GPU, _CONTEXT_LEN = "H200", 1024
 _SHOWN_REQS = (1, 4, 16, 64, 256, 1024)
 
 
@@ -45,20 +46,21 @@ def model_report(options: PlanOptions, num_reqs: int | None) -> ModelReport | No
     if options.model is None:
         return None
     config = model_config_from(_config_path(options.model))
-    footprint = Footprint(config, options.tensor_parallel_size)
-    gpu = find_gpu(options.gpu)
+    tp_size, context_len = options.tensor_parallel_size or 1, options.context_len or _CONTEXT_LEN
+    footprint = Footprint(config, tp_size)
+    gpu = find_gpu(options.gpu or _GPU)
     counts = [num_reqs] if num_reqs else [n for n in _SHOWN_REQS if n <= options.max_num_seqs]
     return ModelReport(
         name=options.model,
         gpu=gpu.name,
         bandwidth_tb_s=gpu.bandwidth_tb_s,
-        tensor_parallel_size=options.tensor_parallel_size,
-        context_len=options.context_len,
+        tensor_parallel_size=tp_size,
+        context_len=context_len,
         weight_bytes=footprint.weight_bytes,
         step_weight_bytes=footprint.step_weight_bytes,
         kv_bytes_per_token=footprint.kv_bytes_per_token,
         steps=tuple(
-            _floor(footprint, count, options.context_len, gpu.memory_gb, gpu.bandwidth_tb_s)
+            _floor(footprint, count, context_len, gpu.memory_gb, gpu.bandwidth_tb_s)
             for count in counts
         ),
     )

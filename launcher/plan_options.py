@@ -75,9 +75,15 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
 
     model: Annotated[str | None, _help("directory, config.json, GGUF file or hub id")] = None
-    gpu: Annotated[str, _help("whose memory bandwidth bounds a step of --model")] = "H200"
-    context_len: Annotated[Count, _help("tokens that each request of --model attends to")] = 1024
-    tensor_parallel_size: Annotated[Count, _help("ranks that share --model")] = 1
+    gpu: Annotated[
+        str | None, _help("whose memory bandwidth bounds a step of --model (default H200)")
+    ] = None
+    context_len: Annotated[
+        Count | None, _help("tokens that each request of --model attends to (default 1024)")
+    ] = None
+    tensor_parallel_size: Annotated[Count | None, _help("ranks that share --model (default 1)")] = (
+        None
+    )
 
     json: Annotated[bool, _help("print one JSON object instead")] = False
     plot: Annotated[str | None, _help("draw the waste to a PNG file; needs matplotlib")] = None
@@ -92,6 +98,10 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
             self._refuse("--batch", "batch_reqs", "uniform_query_len", "num_active_loras")
         if self.histogram is None:
             self._refuse("--histogram", "max_graphs")
+        if self.model is None:
+            self._refuse("--model", "gpu", "context_len", "tensor_parallel_size")
+        if self.agree is not None:
+            self._refuse("no --agree", "batch", "plot", "model", "histogram")
         if self.histogram is not None and self.cudagraph_capture_sizes is not None:
             raise ValueError(
                 f"histogram {self.histogram} chooses sizes itself: leave "

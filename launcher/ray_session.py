@@ -5,6 +5,7 @@ import logging
 import os
 import secrets
 import signal
+import socket
 import threading
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from ray.exceptions import AuthenticationError
 from lockstep.launcher.errors import LaunchError
 from lockstep.launcher.guard import MARK, Guard
 
+_REACH_S = 5.0
 OBJECT_STORE_BYTES = 80 << 20
 # Each actor gets a process with an environment of its own, so those that Ray would start ahead
 # only take memory. With the second setting a killed head ends its processes in seconds.
@@ -65,6 +67,8 @@ def open_session(*, num_ranks: int, device: str) -> RaySession:
     if ray.is_initialized():
         return RaySession(connected_here=False, is_local=False)
     address = os.environ.get("RAY_ADDRESS")
+    if address:
+        _check_reachable(address)
     session = RaySession(connected_here=True, is_local=address is None)
     options = {} if address else _local_options(num_ranks, device)
     try:
@@ -78,6 +82,17 @@ def open_session(*, num_ranks: int, device: str) -> RaySession:
     if session.is_local:
         session.claim(context.address_info["session_dir"])
     return session
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself would wait for a minute, deaf to signals."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _REACH_S).close()
+    except OSError as error:
+        raise LaunchError(f"RAY_ADDRESS={address}: nothing answers there: {error}") from None
 
 
 def _local_options(num_ranks: int, device: str) -> dict[str, Any]:

@@ -40,12 +40,13 @@ class Reservation:
         Raises:
             PlacementError: not within ``timeout_s``; says what is needed, there, and held by whom.
         """
-        deadline = time.monotonic() + timeout_s
+        began = time.monotonic()
         for group in self.groups:
             while not group.wait(timeout_seconds=_RECHECK_S):
                 hopeless = fixed_size and self._too_large()
-                if hopeless or time.monotonic() > deadline:
-                    raise PlacementError(self._diagnosis(timeout_s))
+                waited_s = time.monotonic() - began
+                if hopeless or waited_s > timeout_s:
+                    raise PlacementError(self._diagnosis(waited_s))
 
     def _too_large(self) -> bool:
         """True if the cluster as it is cannot hold the groups, even when nothing else runs."""
@@ -61,7 +62,7 @@ class Reservation:
         for group in self.groups:
             remove_placement_group(group)
 
-    def _diagnosis(self, timeout_s: float) -> str:
+    def _diagnosis(self, waited_s: float) -> str:
         name, ours = self.resource, {group.id.hex() for group in self.groups}
         per_node = _per_node(name)
         unused = ray.available_resources()  # type: ignore[no-untyped-call]
@@ -71,7 +72,7 @@ class Reservation:
             if key not in ours and entry["state"] == "CREATED" and (amount := _amount(entry, name))
         ]
         return (
-            f"the ranks found no place within {timeout_s:g} s: need {len(self.groups)} x "
+            f"the ranks found no place in {waited_s:.0f} s: need {len(self.groups)} x "
             f"{self._tp_size} {name}, each {self._tp_size} on one host; have "
             f"{sum(per_node):g} {name} on {len(per_node)} host(s){_each(per_node)}, "
             f"{unused.get(name, 0):g} free; held by "

@@ -4,16 +4,19 @@
 """
 
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
+from lockstep.comm.all_reduce.table import check_table
 from lockstep.launcher.config import Device, LaunchConfig
 from lockstep.launcher.engine import Progress
 from lockstep.launcher.errors import ConfigError
 from lockstep.launcher.gpu import Capability, gpu_capability
 from lockstep.parallel.config import ParallelConfig
-from lockstep.worker.attention.registry import auto_backend, find_backend
+from lockstep.worker.attention.registry import backend_for
 from lockstep.worker.config import (
+    MIN_BLOCKS,
     CacheConfig,
     Dtype,
     GraphConfig,
@@ -23,7 +26,9 @@ from lockstep.worker.config import (
 )
 from lockstep.worker.graphs.dispatch import create_dispatcher
 from lockstep.worker.graphs.mode import GraphMode, requested_mode, resolve_mode
+from lockstep.worker.models.footprint import Footprint
 from lockstep.worker.models.registry import check_split
+from lockstep.worker.weights.files import check_weights
 from lockstep.worker.weights.generation import GenerationDefaults, read_generation_defaults
 from lockstep.worker.weights.model_config import model_config_from
 from lockstep.worker.weights.resolve import resolve_model
@@ -77,6 +82,7 @@ def resolve(
     device: Device = config.device if config.device != "auto" else ("cuda" if found else "cpu")
     try:
         path = str(resolve_model(config.model, progress=progress))
+        check_weights(Path(path), config.load_format)
         model = model_config_from(path)
         worker, notes = plan_worker(config, model=model, path=path, device=device, capability=found)
         generation = read_generation_defaults(path)
@@ -106,6 +112,7 @@ def plan_worker(
         ValueError: names the setting, its value and the limit.
     """
     check_split(model, config.tensor_parallel_size)
+    check_table(config.all_reduce, device)
     schedule, notes = _schedule(config, model, DEFAULTS[device])
     graph, reasons = _graph(config, device, capability)
     notes += (*reasons, *create_dispatcher(graph, schedule).warnings)
@@ -122,7 +129,22 @@ def plan_worker(
         all_reduce=config.all_reduce,
         seed=config.seed or 0,
     )
+    _check_kv_bytes(worker)
     return worker, notes
+
+
+def _check_kv_bytes(worker: WorkerConfig) -> None:
+    cache = worker.cache
+    if cache.kv_cache_memory_bytes is None or cache.num_gpu_blocks_override is not None:
+        return
+    model = msgspec.structs.replace(worker.model, dtype=worker.dtype)
+    footprint = Footprint(model, worker.parallel.tp_size)
+    least = MIN_BLOCKS * cache.block_size * footprint.kv_bytes_per_token
+    if cache.kv_cache_memory_bytes < least:
+        raise ValueError(
+            f"kv_cache_memory_bytes must be at least {least}, got {cache.kv_cache_memory_bytes}: "
+            f"{MIN_BLOCKS} blocks of {cache.block_size} tokens"
+        )
 
 
 def _parallel(config: LaunchConfig) -> ParallelConfig:
@@ -196,8 +218,7 @@ def _graph(
     config: LaunchConfig, device: Device, capability: Capability | None
 ) -> tuple[GraphConfig, tuple[str, ...]]:
     """Graphs that can run here, and a reason for every step down from those asked for."""
-    name = config.attention_backend
-    backend = find_backend(auto_backend(device) if name == "auto" else name)
+    backend = backend_for(config.attention_backend, device)
     resolved = resolve_mode(asked_mode(config), backend.support, 1, piecewise_available=True)
     graph = GraphConfig(
         mode=resolved.mode.value,

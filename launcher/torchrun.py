@@ -10,9 +10,10 @@ A replica stays on one host; replicas may be on several.
 import os
 import signal
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
+from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
@@ -89,7 +90,7 @@ def lead(seat: Seat, store: "Store", argv: Sequence[str]) -> int:
         if isinstance(attach, Attach):
             _publish(store, ATTACH, attach)
             # What a rank sees fail the front end sees too; it says who failed, and exits.
-            with suppress(Exception):
+            with suppress(Exception), _on_sigterm(lambda number, frame: front.terminate()):
                 host.run(attach.channels[0])
                 siblings.leave()
         return front.exit_code()
@@ -125,9 +126,22 @@ def _meet_siblings(seat: Seat, store: "Store") -> tuple[Seating, Siblings]:
 
 def _serve(host: RankHost, channels: RankChannels) -> None:
     try:
-        host.run(channels)
+        # Everybody is sent the signal; rank 0 passes it on, and the front end decides.
+        with _on_sigterm(signal.SIG_IGN):
+            host.run(channels)
     except Exception as error:
         raise EngineDead(f"{type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def _on_sigterm(
+    handler: Callable[[int, FrameType | None], None] | signal.Handlers,
+) -> Iterator[None]:
+    before = signal.signal(signal.SIGTERM, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _start(

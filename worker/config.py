@@ -66,6 +66,9 @@ class ModelConfig(_Config, frozen=True, kw_only=True):
         return self.sliding_window
 
 
+MIN_BLOCKS = 2  # the padding block and one to serve with
+
+
 class CacheConfig(_Config, frozen=True, kw_only=True):
     """KV cache. ``kv_cache_memory_bytes`` and ``num_gpu_blocks_override`` replace measuring."""
 
@@ -77,7 +80,7 @@ class CacheConfig(_Config, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         _at_least(self, 1, "block_size", "kv_cache_memory_bytes")
-        _at_least(self, 2, "num_gpu_blocks_override")
+        _at_least(self, MIN_BLOCKS, "num_gpu_blocks_override")
         if not 0 < self.gpu_memory_utilization <= 1:
             value = self.gpu_memory_utilization
             raise ValueError(f"gpu_memory_utilization must be in (0, 1], got {value}")
@@ -100,7 +103,8 @@ class ScheduleConfig(_Config, frozen=True, kw_only=True):
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, "max_num_seqs", "max_num_batched_tokens", "max_model_len")
+        _at_least(self, 1, "max_num_seqs", "max_num_batched_tokens")
+        _at_least(self, 2, "max_model_len")  # a prompt token and one of output
         _at_least(self, 0, "run_ahead", "max_prefill_defer_steps", "max_queued_requests")
 
     @property

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lockstep.worker.config import CacheConfig
+from lockstep.worker.config import MIN_BLOCKS, CacheConfig
 
 CPU_KV_CACHE_BYTES = 1 << 30
-MIN_BLOCKS = 2  # the padding block and one to serve with
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +74,20 @@ class KVCache:
 
     @classmethod
     def allocate(cls, layout: KVLayout, num_blocks: int, device: torch.device) -> "KVCache":
-        """A cache of ordinary memory, zeroed."""
+        """A cache of ordinary memory, zeroed.
+
+        Raises:
+            ValueError: the device does not have that much.
+        """
         shape = (num_blocks, *layout.block_shape)
-        return cls(layout, torch.zeros(shape, dtype=layout.dtype, device=device))
+        try:
+            storage = torch.zeros(shape, dtype=layout.dtype, device=device)
+        except RuntimeError as error:
+            raise ValueError(
+                f"kv_cache_memory_bytes or num_gpu_blocks_override asks for {num_blocks} KV blocks "
+                f"of {layout.block_bytes} bytes, more than {device} can give"
+            ) from error
+        return cls(layout, storage)
 
     @property
     def block_size(self) -> int:

@@ -5,9 +5,9 @@ from typing import Protocol
 
 import torch
 
-from lockstep.worker.config import CacheConfig
+from lockstep.worker.config import MIN_BLOCKS, CacheConfig
 from lockstep.worker.graphs.memory import kv_budget
-from lockstep.worker.kv_cache import MIN_BLOCKS, KVCache, KVLayout
+from lockstep.worker.kv_cache import KVCache, KVLayout
 
 
 class KVMemory(Protocol):

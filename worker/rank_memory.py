@@ -9,12 +9,12 @@ import torch
 from lockstep.comm.messages import GraphCost, MemoryReport
 from lockstep.parallel.topology import Topology
 from lockstep.worker.assembly import kv_layout
-from lockstep.worker.config import WorkerConfig
+from lockstep.worker.config import MIN_BLOCKS, WorkerConfig
 from lockstep.worker.device_bytes import read_device, storage_bytes
 from lockstep.worker.device_memory import unavailable_reason
 from lockstep.worker.graphs.manifest import Manifest
 from lockstep.worker.graphs.memory import estimate_graph_bytes
-from lockstep.worker.kv_cache import MIN_BLOCKS, KVCache, fixed_num_blocks
+from lockstep.worker.kv_cache import KVCache, fixed_num_blocks
 from lockstep.worker.kv_memory import FixedMemory, KVMemory, MappedMemory, blocks_beside
 from lockstep.worker.memory_account import MemoryAccount, Parts
 from lockstep.worker.models.decoder import DecoderModel

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from lockstep.comm.all_reduce.base import AllReduce
-from lockstep.comm.all_reduce.choose import AllReduceTable, Choice, parse_table
+from lockstep.comm.all_reduce.choose import AllReduceTable
 from lockstep.comm.all_reduce.gloo_nccl import library_all_reduce
 from lockstep.comm.all_reduce.symmetric import (
     OneShotAllReduce,
@@ -17,6 +17,7 @@ from lockstep.comm.all_reduce.symmetric import (
     TwoShotAllReduce,
     find_bad_peer,
 )
+from lockstep.comm.all_reduce.table import Choice, check_table, parse_table
 from lockstep.comm.errors import CommError
 from lockstep.comm.groups import Group
 
@@ -66,11 +67,8 @@ def create_all_reduce(group: Group, choice: str, host: Host) -> AllReduceTable:
 
 def _choices(group: Group, choice: str, library: str) -> Sequence[Choice]:
     auto = AUTO_TABLE if group.device.type == "cuda" else library
+    check_table(choice, group.device.type)
     choices = parse_table(auto if choice == "auto" else choice)
-    known = {library, *(_SYMMETRIC if group.device.type == "cuda" else ())}
-    for name, _ in choices:
-        if name not in known:
-            raise ValueError(f"all_reduce must be one of {sorted(known)} here, got {name!r}")
     if choices[-1].algorithm == library:
         return choices
     return [*choices[:-1], Choice(choices[-1].algorithm, SYMMETRIC_BYTES), Choice(library, None)]

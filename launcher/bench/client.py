@@ -18,7 +18,6 @@ from lockstep.launcher.inputs import PromptInput
 _POLL_S = 0.5
 _SHOWN = 300
 _PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
-_LINE_BYTES = 1 << 20
 
 
 class Client:
@@ -43,8 +42,8 @@ class Client:
             async with self._session.post(self._url, data=body) as response:
                 if response.status != 200:
                     return _failed(start - run_start, await _refusal(response))
-                async for line in response.content:
-                    clock.line(line, time.perf_counter())
+                async for data in response.content.iter_any():
+                    clock.feed(data, time.perf_counter())
         except (ClientError, TimeoutError, ValueError, OSError) as error:
             return _failed(start - run_start, f"{type(error).__name__}: {error}".strip(": "))
         return clock.record(run_start)
@@ -64,7 +63,6 @@ async def connect(options: BenchOptions) -> AsyncIterator[Client]:
         connector=TCPConnector(limit=0),
         timeout=ClientTimeout(total=options.request_timeout),
         headers=headers,
-        read_bufsize=_LINE_BYTES,
     ) as session:
         name = await _first_model(session, options)
         yield Client(session, options, options.model or name)

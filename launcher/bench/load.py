@@ -40,13 +40,13 @@ async def _run(
         # The collector would stop all streams at once, and there is no garbage yet.
         gc.collect()
         gc.freeze()
-        start = time.perf_counter()
+        start, cpu_start = time.perf_counter(), time.process_time()
         records = await _Load(client, options, start, progress).send_all(prompts)
-        duration_s = time.perf_counter() - start
+        duration_s, cpu_s = time.perf_counter() - start, time.process_time() - cpu_start
     return Run(
         label=label,
         options=_changed(options),
-        summary=summarize(records, duration_s),
+        summary=summarize(records, duration_s, cpu_s),
         requests=records,
     )
 

@@ -17,11 +17,15 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """All but ``num_failed`` is of the requests that ended as they should."""
+    """Requests that failed are counted and otherwise left out.
+
+    ``cpu_share`` is what the load generator used of one core: near 1 it measures itself.
+    """
 
     num_completed: int
     num_failed: int
     duration_s: float
+    cpu_share: float
     num_prompt_tokens: int
     num_output_tokens: int
     requests_per_s: float
@@ -32,8 +36,12 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     itl_ms: Spread
 
 
-def summarize(records: Sequence[RequestRecord], duration_s: float) -> Summary:
-    """Sum up requests that took ``duration_s`` together, from the first send to the last end."""
+def summarize(records: Sequence[RequestRecord], duration_s: float, cpu_s: float) -> Summary:
+    """Sum up requests that took ``duration_s`` together, from the first send to the last end.
+
+    Args:
+        cpu_s: seconds of processor time that sending and reading took.
+    """
     done = [record for record in records if not record.error]
     num_prompt_tokens = sum(record.num_prompt_tokens for record in done)
     num_output_tokens = sum(record.num_output_tokens for record in done)
@@ -41,6 +49,7 @@ def summarize(records: Sequence[RequestRecord], duration_s: float) -> Summary:
         num_completed=len(done),
         num_failed=len(records) - len(done),
         duration_s=duration_s,
+        cpu_share=cpu_s / duration_s,
         num_prompt_tokens=num_prompt_tokens,
         num_output_tokens=num_output_tokens,
         requests_per_s=len(done) / duration_s,

@@ -38,7 +38,7 @@ _decode = msgspec.json.Decoder(_Chunk).decode
 
 
 class AnswerClock:
-    """Takes the lines of a stream as they arrive.
+    """Takes the bytes of a stream as they arrive.
 
     Args:
         now: seconds on the clock of all later calls, when the request was sent.
@@ -50,24 +50,17 @@ class AnswerClock:
         self._usage: _Usage | None = None
         self._finished = False
         self._error = ""
+        self._rest = b""
 
-    def line(self, line: bytes, now: float) -> None:
-        """One line of the body. Comments, other fields and empty lines say nothing.
+    def feed(self, data: bytes, now: float) -> None:
+        """The next bytes of the body. What is no data line of an event says nothing.
 
         Raises:
-            ValueError: the frame is no JSON of the API.
+            ValueError: a frame is no JSON of the API.
         """
-        data = line.removeprefix(_PREFIX).strip() if line.startswith(_PREFIX) else b""
-        if not data or data == _END:
-            return
-        chunk = _decode(data)
-        self._usage = chunk.usage or self._usage
-        if chunk.error is not None:
-            self._error = f"the server sent an error: {json.dumps(chunk.error)}"
-        for choice in chunk.choices:
-            self._finished |= choice.finish_reason is not None
-            if _is_token(choice):
-                self._arrivals.append(now)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._line(line, now)
 
     def record(self, run_start: float) -> RequestRecord:
         """What came. A stream without an end or without a token has failed."""
@@ -88,6 +81,19 @@ class AnswerClock:
             num_prompt_tokens=usage.prompt_tokens,
             num_output_tokens=usage.completion_tokens,
         )
+
+    def _line(self, line: bytes, now: float) -> None:
+        data = line.removeprefix(_PREFIX).strip() if line.startswith(_PREFIX) else b""
+        if not data or data == _END:
+            return
+        chunk = _decode(data)
+        self._usage = chunk.usage or self._usage
+        if chunk.error is not None:
+            self._error = f"the server sent an error: {json.dumps(chunk.error)}"
+        for choice in chunk.choices:
+            self._finished |= choice.finish_reason is not None
+            if _is_token(choice):
+                self._arrivals.append(now)
 
 
 def _is_token(choice: _Choice) -> bool:

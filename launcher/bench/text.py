@@ -20,6 +20,7 @@ _ROWS = (
     _Row("completed requests", lambda s: s.num_completed, 0, False),
     _Row("failed requests", lambda s: s.num_failed, 0, False),
     _Row("duration (s)", lambda s: s.duration_s, 2, False),
+    _Row("generator's CPU (%)", lambda s: 100 * s.cpu_share, 0, False),
     _Row("prompt tokens", lambda s: s.num_prompt_tokens, 0, False),
     _Row("output tokens", lambda s: s.num_output_tokens, 0, False),
     _Row("requests/s", lambda s: s.requests_per_s),

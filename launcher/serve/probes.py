@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from importlib.metadata import PackageNotFoundError, version
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,6 +11,7 @@ from lockstep.launcher.serve.body import json_response
 from lockstep.launcher.serve.life import State
 from lockstep.launcher.serve.service import Service
 from lockstep.launcher.serve.state import ServerState, state_of
+from lockstep.launcher.version import package_version
 from lockstep.worker.schedule.stats import SchedulerStats
 
 logger = logging.getLogger(__name__)
@@ -72,10 +72,3 @@ async def _stats(service: Service) -> SchedulerStats | None:
     except Exception as error:
         logger.warning("no statistics of the scheduler: %r", error)
         return None
-
-
-def package_version() -> str:
-    try:
-        return version("lockstep-decode")
-    except PackageNotFoundError:
-        return "unknown"

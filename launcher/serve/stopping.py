@@ -1,5 +1,6 @@
 """SIGTERM and SIGINT: the first lets running requests finish, the second does not."""
 
+import math
 import signal
 import time
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ from lockstep.launcher.serve.engine_loop import Inbox
 from lockstep.launcher.serve.life import Life, State
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# A signal to a whole group of processes may reach this one by several ways at once.
+_SAME_SIGNAL_S = 0.5
 
 
 class Stopping:
@@ -24,15 +27,16 @@ class Stopping:
         self._life = life
         self._inbox = inbox
         self._timeout_s = timeout_s
-        self._deadline: float | None = None
+        self._asked_at: float | None = None
+        self._deadline = math.inf
 
     @property
     def asked(self) -> bool:
-        return self._deadline is not None
+        return self._asked_at is not None
 
     @property
     def overdue(self) -> bool:
-        return self._deadline is not None and time.monotonic() >= self._deadline
+        return time.monotonic() >= self._deadline
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -45,13 +49,15 @@ class Stopping:
                 signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._life.state is State.DEAD:
+        now, state = time.monotonic(), self._life.state
+        if state is State.DEAD:
             return
-        loading, again = self._life.state is State.LOADING, self.asked
-        now = time.monotonic()
-        self._deadline = now if loading or again else now + self._timeout_s
-        self._life.drain()
+        if self._asked_at is None:
+            self._asked_at, self._deadline = now, now + self._timeout_s
+            self._life.drain()
+        elif now - self._asked_at > _SAME_SIGNAL_S:
+            self._deadline = now
         self._inbox.put(None)
-        if loading:
+        if state is State.LOADING:
             # Leaves the start by way of its finally blocks.
             raise SystemExit(0)

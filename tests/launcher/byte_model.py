@@ -37,7 +37,8 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def write_byte_model(directory: Path, **generation: object) -> str:
-    """Write config, tokenizer and generation settings; returns the path."""
+    """Write config, tokenizer and generation settings, and no weights; returns the path."""
+    (directory / "model.safetensors").touch()
     byte_tokenizer().save(str(directory / "tokenizer.json"))
     files = {
         "config.json": CONFIG,

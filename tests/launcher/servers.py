@@ -55,7 +55,7 @@ class Stream(threading.Thread):
         self.events: list[dict[str, Any]] = []
         self.done = False
         self._port = port
-        self._body = {"prompt": "ab", "max_tokens": max_tokens, "stream": True}
+        self._body = {"prompt": "ab", "max_tokens": max_tokens, "stream": True, "ignore_eos": True}
         self.start()
 
     def run(self) -> None:

@@ -26,7 +26,7 @@ def approximately(mean: float, median: float, p99: float) -> tuple[object, ...]:
 
 
 def test_counts_and_throughput_are_of_what_was_completed() -> None:
-    found = summarize(RECORDS, 2.0)
+    found = summarize(RECORDS, 2.0, 0.5)
     assert (found.num_completed, found.num_failed, found.duration_s) == (3, 1, 2.0)
     assert (found.num_prompt_tokens, found.num_output_tokens) == (60, 7)
     assert found.requests_per_s == 1.5
@@ -34,7 +34,7 @@ def test_counts_and_throughput_are_of_what_was_completed() -> None:
 
 
 def test_latencies_in_milliseconds() -> None:
-    found = summarize(RECORDS, 2.0)
+    found = summarize(RECORDS, 2.0, 0.5)
     ttft, tpot, itl = (vars_of(each) for each in (found.ttft_ms, found.tpot_ms, found.itl_ms))
     assert ttft == approximately(200.0, 200.0, 298.0)
     # (0.5 - 0.1) / 2 and (0.25 - 0.2) / 2; a single token has no time per further token.
@@ -56,7 +56,7 @@ def a_run(label: str, duration_s: float) -> Run:
     return Run(
         label=label,
         options={"num_prompts": 4},
-        summary=summarize(RECORDS, duration_s),
+        summary=summarize(RECORDS, duration_s, 0.5),
         requests=RECORDS,
     )
 
@@ -80,7 +80,8 @@ def test_runs_side_by_side_have_ratios_to_the_first() -> None:
     assert rows["output tok/s"] == ["3.50", "7.00", "2.000"]
     assert rows["mean TTFT (ms)"] == ["200.00", "200.00", "1.000"]
     assert rows["failed requests"] == ["1", "1", ""]
-    assert len(rows) == 17
+    assert rows["generator's CPU (%)"] == ["25", "50", ""]
+    assert len(rows) == 18
 
 
 def test_failures_are_counted_by_kind() -> None:

@@ -14,8 +14,7 @@ def read(frames: list[tuple[float, Any]]) -> RequestRecord:
     clock = AnswerClock(100.0)
     for now, frame in frames:
         text = frame if isinstance(frame, str) else f"data: {json.dumps(frame)}"
-        clock.line(text.encode() + b"\n", now)
-        clock.line(b"\n", now)
+        clock.feed(f"{text}\n\n".encode(), now)
     return clock.record(90.0)
 
 
@@ -57,6 +56,17 @@ def test_the_opening_of_a_chat_is_no_token() -> None:
 def test_comments_and_other_fields_say_nothing() -> None:
     found = read([(100.1, ": keep-alive"), (100.2, "event: x"), (101.0, text("a", "stop"))])
     assert (found.ttft_s, found.error) == (1.0, "")
+
+
+def test_frames_may_come_in_any_pieces() -> None:
+    whole = f"data: {json.dumps(text('a'))}\r\n\r\ndata: {json.dumps(text('b', 'stop'))}\n\n"
+    for size in range(1, len(whole) + 1):
+        clock = AnswerClock(100.0)
+        for first in range(0, len(whole), size):
+            clock.feed(whole[first : first + size].encode(), 101.0 + first)
+        found = clock.record(100.0)
+        assert (found.num_output_tokens, found.error) == (2, "")
+        assert found.ttft_s <= 1.0 + len(whole) // 2 + 2
 
 
 @pytest.mark.parametrize(

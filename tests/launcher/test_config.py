@@ -89,6 +89,7 @@ def test_a_file_sets_what_flags_do_not(model: str, tmp_path: Path) -> None:
         ("tensor_paralel_size = 2", "did you mean 'tensor_parallel_size'"),
         ("[worker]\nseed = 1", "unknown field 'worker'"),
         ('max_num_seqs = "3"', "max_num_seqs: expected `int | null`, got `str`"),
+        ("temperature = 1.0", "lockstep.toml: unknown field 'temperature'"),
         ("max_num_seqs = true", "max_num_seqs: expected `int | null`, got `bool`"),
         ("model = 1", "model: expected `str`, got `int`"),
         ("enforce_eager", "lockstep.toml"),
@@ -156,6 +157,13 @@ def test_without_a_model_or_with_one_that_is_not_there(tmp_path: Path) -> None:
         ("--cudagraph-capture-sizes 0", "cudagraph_capture_sizes must be sizes of at least 1"),
         ("-tp 3", "cannot be split over 3"),
         ("--max-model-len 513", "at most the model's 512, got 513"),
+        ("--max-model-len 1", "max_model_len must be at least 2, got 1"),
+        ("--attention-backend triton", "triton needs a CUDA device, got cpu"),
+        ("--kv-cache-memory-bytes 100", "kv_cache_memory_bytes must be at least .*, got 100"),
+        ("--all-reduce foo", "all_reduce must be auto or of gloo on cpu, got 'foo'"),
+        ("--load-format gguf", "load_format gguf cannot read .*, which is no GGUF file"),
+        ("--seed -1", "seed"),
+        ("--seed 9223372036854775808", "seed"),
     ],
 )
 def test_settings_that_cannot_work(model: str, line: str, named: str) -> None:

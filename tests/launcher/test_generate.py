@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -238,6 +239,41 @@ def test_an_interrupt_ends_the_engine(model: str, capsys: pytest.CaptureFixture[
 
     code, engine = run(model, "hello", engine=FakeEngine(interrupt))
     assert (code, engine.shutdowns) == (130, 1)
+
+
+def test_sigterm_ends_the_engine(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+
+    def terminate(ids: list[int]) -> list[int]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return ids
+
+    code, engine = run(model, "hello", engine=FakeEngine(terminate))
+    signal.signal(signal.SIGTERM, before)
+    assert (code, engine.shutdowns) == (143, 1)
+    assert capsys.readouterr().err.endswith("lockstep: terminated\n")
+
+
+def test_a_tokenizer_that_is_not_there_is_refused_before_the_start(model: str) -> None:
+    code, engine = run(model, "hello", "--tokenizer", "/nowhere")
+    assert (code, engine.shutdowns) == (2, 0)
+
+
+def test_a_histogram_does_not_replace_the_answers(model: str, tmp_path: Path) -> None:
+    file = tmp_path / "same.jsonl"
+    code, _ = run(model, "hello", "--output", str(file), "--batch-histogram", str(file))
+    assert code == 2 and not file.exists()
+
+
+@pytest.mark.parametrize("argv", [["plan"], ["backends"]])
+def test_a_full_disk_is_one_line(argv: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "lockstep", *argv],
+            stdout=full, stderr=subprocess.PIPE, text=True, timeout=60,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == "lockstep: no space is left where the output goes\n"
 
 
 def test_a_reader_that_leaves_ends_the_run_quietly(model: str) -> None:

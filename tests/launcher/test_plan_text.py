@@ -168,6 +168,20 @@ def test_models_and_gpus_that_are_refused(shown, tmp_path: Path) -> None:
         assert part in shown(*argv, code=2)
 
 
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (["--gpu", "H100"], "--gpu H100 needs --model"),
+        (["-tp", "2"], "--tensor-parallel-size 2 needs --model"),
+        (["--context-len", "9"], "--context-len 9 needs --model"),
+        (["--agree", "5:D", "--batch", "3"], "--batch 3 needs no --agree"),
+        (["--model", "x/nope.gguf"], "'x/nope.gguf' is neither a path that exists"),
+    ],
+)
+def test_flags_that_would_do_nothing_are_refused(shown, argv: list[str], line: str) -> None:
+    assert line in shown(*argv, code=2)
+
+
 def test_a_picture(shown, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "waste.png"

@@ -200,7 +200,7 @@ def test_fault_84_clients_dropped_at_random(server: Server, round_number: int, a
     while True:
         now = gauges(server)
         at_rest = now["num_requests_running"] == now["num_requests_waiting"] == 0
-        if at_rest and now["kv_blocks_free"] == now["kv_blocks_total"]:
+        if at_rest and now["kv_blocks_free"] == now["kv_blocks"]:
             break
         assert time.monotonic() < deadline, now
         time.sleep(0.05)

@@ -51,6 +51,8 @@ def gpu_config(
     utilization: float = 0.9,
     parallel: ParallelConfig | None = None,
     run_ahead: int = 2,
+    max_num_batched_tokens: int = 1024,
+    capture_sizes: tuple[int, ...] | None = None,
 ) -> WorkerConfig:
     return WorkerConfig(
         model=msgspec.structs.replace(GPU_TINY, dtype=dtype),
@@ -62,11 +64,11 @@ def gpu_config(
         ),
         schedule=ScheduleConfig(
             max_num_seqs=MAX_LANES,
-            max_num_batched_tokens=1024,
+            max_num_batched_tokens=max_num_batched_tokens,
             max_model_len=MAX_MODEL_LEN,
             run_ahead=run_ahead,
         ),
-        graph=GraphConfig(mode=graph_mode),
+        graph=GraphConfig(mode=graph_mode, capture_sizes=capture_sizes),
         model_path="",
         load_format="dummy",
         dtype=dtype,
@@ -112,15 +114,22 @@ class GpuRig:
         self._step_id += 1
         return result
 
-    def prefill(self, num_lanes: int, blocks: list[list[int]] | None = None) -> StepResult:
-        """All prompts in one mixed step."""
+    def prefill(
+        self,
+        num_lanes: int,
+        blocks: list[list[int]] | None = None,
+        *,
+        mode: RunMode = RunMode.EAGER,
+        size: int | None = None,
+    ) -> StepResult:
+        """All prompts in one mixed step; ``size`` is that of the graph that ``mode`` replays."""
         blocks = blocks or [self.blocks_of(lane) for lane in range(num_lanes)]
         joins = [
             join(lane, blocks[lane], num_prompt=len(prompt_of(lane))) for lane in range(num_lanes)
         ]
         chunks = [chunk(lane, prompt_of(lane)) for lane in range(num_lanes)]
         self.lens = [len(prompt_of(lane)) for lane in range(num_lanes)]
-        return self.run(ReplicaPlan(num_lanes, joins=joins, chunks=chunks), RunMode.EAGER, None)
+        return self.run(ReplicaPlan(num_lanes, joins=joins, chunks=chunks), mode, size)
 
     def decode(self, mode: RunMode, size: int) -> tuple[bytes, Tensor]:
         """(token ids, logits) of the real lanes after one step of ``size`` lanes."""

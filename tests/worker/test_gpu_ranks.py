@@ -19,6 +19,7 @@ from lockstep.worker.loop import Worker
 pytestmark = [pytest.mark.multigpu, pytest.mark.timeout(300)]
 
 PROMPTS = (1, 7, 12)
+SIZES = (1, 2, 4, 8, 16, 24, 48, 128)  # all batches of at most 128 tokens have a graph
 BLOCKS = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
 
 
@@ -69,14 +70,21 @@ def test_two_tensor_parallel_ranks_have_the_logits_of_one() -> None:
         np.testing.assert_allclose(two, one, rtol=0, atol=1e-4)
 
 
-def test_two_tensor_parallel_ranks_give_the_tokens_of_one() -> None:
-    [expected] = serve(ParallelConfig(), 30)
-    assert serve(ParallelConfig(tp_size=2), 30) == [expected] * 2
-    assert serve(ParallelConfig(tp_size=2), 30, graph_mode="NONE") == [expected] * 2
+@pytest.fixture(scope="module")
+def expected() -> dict[str, list[int]]:
+    return serve(ParallelConfig(), 30)[0]
 
 
+@pytest.mark.parametrize("mode", ["NONE", "PIECEWISE", "FULL", "FULL_AND_PIECEWISE"])
+def test_two_tensor_parallel_ranks_give_the_tokens_of_one(mode: str, expected) -> None:
+    options = {"graph_mode": mode, "max_num_batched_tokens": 128, "capture_sizes": SIZES}
+    assert serve(ParallelConfig(tp_size=2), 30, **options) == [expected] * 2
+
+
+@pytest.mark.parametrize("mode", ["PIECEWISE", "FULL", "FULL_AND_PIECEWISE"])
 @pytest.mark.parametrize("number", [1, 30], ids=["one idle", "both busy"])
-def test_replicas_in_lockstep_with_graphs(number: int) -> None:
+def test_replicas_in_lockstep_with_graphs(number: int, mode: str) -> None:
     [expected] = serve(ParallelConfig(), number)
     parallel = ParallelConfig(dp_size=2, dp_lockstep="always", verify_agreement=True)
-    assert serve(parallel, number) == [expected] * 2
+    options = {"graph_mode": mode, "max_num_batched_tokens": 128, "capture_sizes": SIZES}
+    assert serve(parallel, number, **options) == [expected] * 2

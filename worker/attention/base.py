@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from lockstep.worker.attention.registry import ADAPTERS, auto_backend, find_backend
+from lockstep.worker.attention.registry import ADAPTERS, backend_for
 from lockstep.worker.forward import AttentionMetadata
 from lockstep.worker.graphs.mode import AttentionSupport
 
@@ -70,16 +70,12 @@ def resolve_backend(name: str, device: torch.device) -> str:
         ValueError: no backend has this name, it cannot run on this device, or what it imports is
             not installed.
     """
-    if name == "auto":
-        return auto_backend(device.type)
-    if name not in ADAPTERS:
-        known = ", ".join(["auto", *ADAPTERS])
-        raise ValueError(f"attention_backend must be one of {known}, got {name!r}")
-    if name != "reference" and device.type != "cuda":
-        raise ValueError(f"attention_backend {name} needs a CUDA device, got {device}")
-    if missing := find_backend(name).missing:
-        raise ValueError(f"attention_backend {name} needs the package {missing}, not found here")
-    return name
+    info = backend_for(name, device.type)
+    if name != "auto" and info.missing:
+        raise ValueError(
+            f"attention_backend {name} needs the package {info.missing}, not found here"
+        )
+    return info.name
 
 
 def create_backend(name: str, sizes: AttentionSizes) -> AttentionBackend:

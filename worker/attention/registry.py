@@ -74,9 +74,20 @@ BACKENDS = (
 ADAPTERS = {info.name: info.adapter for info in BACKENDS if info.adapter}
 
 
-def auto_backend(device_type: str) -> str:
-    """The backend that "auto" means on a "cuda" or "cpu" device."""
-    return "triton" if device_type == "cuda" else "reference"
+def backend_for(name: str, device_type: str) -> BackendInfo:
+    """The backend that ``name`` means on a "cuda" or "cpu" device.
+
+    Raises:
+        ValueError: there is none of this name, or it has no adapter or not for this device.
+    """
+    if name == "auto":
+        return find_backend("triton" if device_type == "cuda" else "reference")
+    if name not in ADAPTERS:
+        known = ", ".join(["auto", *ADAPTERS])
+        raise ValueError(f"attention_backend must be one of {known}, got {name!r}")
+    if name != "reference" and device_type != "cuda":
+        raise ValueError(f"attention_backend {name} needs a CUDA device, got {device_type}")
+    return find_backend(name)
 
 
 def find_backend(name: str) -> BackendInfo:

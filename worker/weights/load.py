@@ -12,6 +12,7 @@ from lockstep.parallel.weight_shard import WeightShard
 from lockstep.worker.config import WorkerConfig
 from lockstep.worker.models.decoder import DecoderModel
 from lockstep.worker.weights.dummy import DummySource
+from lockstep.worker.weights.files import is_gguf
 from lockstep.worker.weights.progress import Progress
 from lockstep.worker.weights.source import TensorSource
 
@@ -58,8 +59,7 @@ def open_source(config: WorkerConfig, weights: Sequence[WeightShard]) -> TensorS
     path = Path(config.model_path)
     if config.load_format == "dummy":
         return _dummy(config, weights)
-    is_gguf = path.suffix == ".gguf"
-    if config.load_format == "gguf" or (config.load_format == "auto" and is_gguf):
+    if is_gguf(path, config.load_format):
         from lockstep.worker.weights.gguf import GGUFSource
 
         return GGUFSource(path)

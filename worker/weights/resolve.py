@@ -34,7 +34,7 @@ def _resolve(name: str, hub_files: list[str], progress: Progress | None) -> Path
     path = Path(name).expanduser()
     if path.exists():
         return _local(path)
-    if _HUB_ID.fullmatch(name):
+    if _HUB_ID.fullmatch(name) and path.suffix != ".gguf":
         return _fetch(name, hub_files)
     raise ValueError(
         f"model {name!r} is neither a path that exists, nor a hub id (owner/name), "

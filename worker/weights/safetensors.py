@@ -4,16 +4,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-_SINGLE = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
-
-
-class _Index(msgspec.Struct):
-    weight_map: dict[str, str]
+from lockstep.worker.weights.files import safetensors_files
 
 
 class SafetensorsSource:
@@ -25,7 +19,7 @@ class SafetensorsSource:
 
     def __init__(self, directory: Path) -> None:
         self._tensors: dict[str, Any] = {}
-        for name in _file_names(directory):
+        for name in safetensors_files(directory):
             file = _open(directory / name)
             self._tensors |= dict.fromkeys(file.keys(), file)
 
@@ -47,13 +41,3 @@ def _open(path: Path) -> Any:
         return safe_open(path, framework="pt", device="cpu")
     except (OSError, SafetensorError) as error:
         raise ValueError(f"cannot read {path}: {error}") from error
-
-
-def _file_names(directory: Path) -> list[str]:
-    index = directory / _INDEX
-    if index.exists():
-        weight_map = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map
-        return sorted(set(weight_map.values()))
-    if (directory / _SINGLE).exists():
-        return [_SINGLE]
-    raise ValueError(f"{directory} holds neither {_SINGLE} nor {_INDEX}")

@@ -41,7 +41,10 @@ def directory(*, progress: Progress | None = None) -> Path:
     target = cache_home() / _DIRECTORY
     if target.exists():
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"the cache {target.parent} cannot be made: {error.strerror}") from error
     with _locked(target.with_suffix(".lock")):
         if not target.exists():
             _make(target, progress)

@@ -1,0 +1,1 @@
+"""A live view of a server, made of what it tells Prometheus."""
