@@ -62,9 +62,13 @@ class OutputAssembler:
         self._text: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[dict[str, Any]] | None = None if sampling.logprobs is None else []
-        self._num_cached_tokens = 0
+        self.num_cached_tokens = 0
         self._finish_reason: str | None = None
         self._error: str | None = None
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self._request.prompt_ids)
 
     @property
     def finish_reason(self) -> str | None:
@@ -78,7 +82,7 @@ class OutputAssembler:
     def push(self, delta: TokenDelta) -> Piece:
         """Take a delta."""
         texts, tokens = len(self._text), len(self._token_ids)
-        self._num_cached_tokens = max(self._num_cached_tokens, delta.num_cached_tokens)
+        self.num_cached_tokens = max(self.num_cached_tokens, delta.num_cached_tokens)
         logprobs = delta.logprobs or []
         for position, token_id in enumerate(unpack_ids(delta.token_ids)):
             self._take(token_id, logprobs[position] if position < len(logprobs) else None)
@@ -97,8 +101,8 @@ class OutputAssembler:
             text="".join(self._text),
             token_ids=self._token_ids,
             finish_reason=self._finish_reason,
-            num_prompt_tokens=len(self._request.prompt_ids),
-            num_cached_tokens=self._num_cached_tokens,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_cached_tokens=self.num_cached_tokens,
             logprobs=self._logprobs,
             error=self._error,
         )

@@ -97,6 +97,12 @@ class Generation:
             self._changed.clear()
             await self._changed.wait()
 
+    def prompt_counts(self, n: int) -> tuple[int, int]:
+        """Tokens of the prompts, each once for its ``n`` choices; and how many were cached."""
+        firsts = list(self._assemblers.values())[::n]
+        cached = sum(first.num_cached_tokens for first in firsts)
+        return sum(first.num_prompt_tokens for first in firsts), cached
+
     def outputs(self) -> list[RequestOutput]:
         """Of every choice what there is of it, in order."""
         return [assembler.output() for assembler in self._assemblers.values()]

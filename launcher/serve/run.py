@@ -39,7 +39,12 @@ def serve(config: LaunchConfig, options: ServeOptions, start_engine: StartEngine
         EngineDead: a rank or the scheduler was lost while serving.
         LaunchError: the engine cannot start.
     """
-    return _Server(config, options, start_engine).run(open_socket(options))
+    server = _Server(config, options, start_engine)
+    try:
+        return server.run(open_socket(options))
+    except KeyboardInterrupt:
+        # Asked to stop while loading.
+        return 0
 
 
 class _Server:

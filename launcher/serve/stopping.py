@@ -16,7 +16,7 @@ _SAME_SIGNAL_S = 0.5
 
 
 class Stopping:
-    """Whether the server is to stop, and by when.
+    """Whether the server is to stop, and by when. While it loads, it stops by KeyboardInterrupt.
 
     Args:
         inbox: of the engine's thread, which is woken.
@@ -59,5 +59,5 @@ class Stopping:
             self._deadline = now
         self._inbox.put(None)
         if state is State.LOADING:
-            # Leaves the start by way of its finally blocks.
-            raise SystemExit(0)
+            # Leaves the start by way of its finally blocks; Ray would swallow a SystemExit.
+            raise KeyboardInterrupt

@@ -20,12 +20,11 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 def usage_of(generation: Generation, n: int) -> Usage:
     """So far, of a call with ``n`` choices a prompt."""
-    firsts = generation.outputs()[::n]
-    prompt = sum(output.num_prompt_tokens for output in firsts)
+    prompt, cached = generation.prompt_counts(n)
     completion = generation.num_completion_tokens
     return Usage(
         prompt_tokens=prompt,
         completion_tokens=completion,
         total_tokens=prompt + completion,
-        prompt_tokens_details=PromptDetails(sum(output.num_cached_tokens for output in firsts)),
+        prompt_tokens_details=PromptDetails(cached),
     )
