@@ -163,7 +163,8 @@ class StepPlan(msgspec.Struct, frozen=True, tag="plan"):
     """Steps ``step_id`` .. ``step_id + num_steps - 1`` of a lockstep group, all with one agreement.
 
     ``num_steps`` above 1 only for steady decode; changes apply before the first of them.
-    ``replicas`` is in order of dp_rank within the group.
+    ``replicas`` is in order of dp_rank within the group. With ``capture`` nothing runs and no lane
+    changes: the plan orders the graph at that place of the manifest, between two steps.
     """
 
     epoch: int
@@ -171,6 +172,7 @@ class StepPlan(msgspec.Struct, frozen=True, tag="plan"):
     agreement: StepAgreement
     replicas: list[ReplicaPlan]
     num_steps: int = 1
+    capture: int | None = None
 
 
 # Producer: Scheduler. Consumer: all ranks of a lockstep group, through their plan ring.
@@ -179,29 +181,7 @@ class StopWorkers(msgspec.Struct, frozen=True, tag="stop"):
     reason: str = ""
 
 
-# Producer: tp_rank 0 of a replica (every rank under --verify-agreement). Consumer: Scheduler.
-class StepResult(msgspec.Struct, frozen=True, tag="result"):
-    """What one step gave.
-
-    ``counts`` and ``token_ids`` are packed int32, one per lane of that step's lane table: count 1
-    with a token, or 0 (idle, mid-prompt, or already ended on the device). ``bad_lanes`` had
-    non-finite logits; their request must end with an error. ``logprobs`` pairs lanes with theirs.
-    ``launch_s`` is what the rank's host took to launch it.
-    """
-
-    epoch: int
-    step_id: int
-    dp_rank: int
-    tp_rank: int
-    counts: bytes
-    token_ids: bytes
-    bad_lanes: list[int] = []
-    logprobs: list[tuple[int, TokenLogprobs]] = []
-    run_mode: int = 0
-    launch_s: float = 0.0
-
-
-# Producer: a rank that has captured a descriptor, inside WorkerReady. Consumer: launcher.
+# Producer: a rank, inside WorkerReady and StepResult. Consumer: launcher.
 class GraphCost(msgspec.Struct, frozen=True, array_like=True):
     """What capturing one descriptor took; 0 bytes where nobody counts.
 
@@ -214,12 +194,37 @@ class GraphCost(msgspec.Struct, frozen=True, array_like=True):
     num_bytes: int
 
 
+# Producer: tp_rank 0 of a replica (every rank under --verify-agreement). Consumer: Scheduler.
+class StepResult(msgspec.Struct, frozen=True, tag="result"):
+    """What one step gave.
+
+    ``counts`` and ``token_ids`` are packed int32, one per lane of that step's lane table: count 1
+    with a token, or 0 (idle, mid-prompt, or already ended on the device). ``bad_lanes`` had
+    non-finite logits; their request must end with an error. ``logprobs`` pairs lanes with theirs.
+    ``launch_s`` is what the rank's host took to launch it. ``captured`` is what a plan that ordered
+    a graph cost.
+    """
+
+    epoch: int
+    step_id: int
+    dp_rank: int
+    tp_rank: int
+    counts: bytes
+    token_ids: bytes
+    bad_lanes: list[int] = []
+    logprobs: list[tuple[int, TokenLogprobs]] = []
+    run_mode: int = 0
+    launch_s: float = 0.0
+    captured: GraphCost | None = None
+
+
 # Producer: a rank, inside WorkerReady. Consumer: launcher.
 class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of a rank's device by what holds them; see ``worker.memory_account``.
 
     ``parts`` add up to what the device says is in use, of ``total`` (0 where nobody counts).
     ``budget`` is what ``gpu_memory_utilization`` allows, 0 where the KV cache's size was given.
+    ``graph_reserve`` is the part of it left free for graphs captured while serving.
     ``estimate_error`` is what was estimated for all but the KV cache less what that then took,
     None where nothing was estimated.
     """
@@ -227,6 +232,7 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     parts: dict[str, int]
     total: int = 0
     budget: int = 0
+    graph_reserve: int = 0
     estimate_error: int | None = None
 
 
@@ -234,7 +240,8 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
 class WorkerReady(msgspec.Struct, frozen=True, tag="ready"):
     """``num_blocks`` includes block 0 and is already the least of the lockstep group.
 
-    ``graph_costs`` are in the order of capture.
+    ``graph_costs`` are in the order of capture; ``num_late_graphs`` more sizes are captured while
+    serving.
     """
 
     global_rank: int
@@ -247,6 +254,7 @@ class WorkerReady(msgspec.Struct, frozen=True, tag="ready"):
     stage_seconds: dict[str, float]
     memory: MemoryReport
     graph_costs: list[GraphCost] = []
+    num_late_graphs: int = 0
 
 
 # Producer: a rank that is about to exit with an error. Consumer: Scheduler, then launcher.

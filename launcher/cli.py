@@ -34,7 +34,7 @@ from lockstep.launcher.generate import (
     summarize,
 )
 from lockstep.launcher.progress import stages
-from lockstep.launcher.start_report import start_report
+from lockstep.launcher.start_report import late_report, start_report
 from lockstep.launcher.strict import convert
 from lockstep.launcher.version import package_version
 
@@ -115,6 +115,8 @@ def run(command: Command, start_engine: StartEngine) -> int:
             sys.stderr.write(f"lockstep: {line}\n")
         totals = generate(command.options, resolved, engine)
         sys.stderr.write(summarize(resolved, engine, totals))
+        for line in late_report(engine.summary(), engine.stats()):
+            sys.stderr.write(f"lockstep: {line}\n")
         report_graphs(command.options, engine)
     finally:
         engine.shutdown()

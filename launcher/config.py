@@ -14,7 +14,7 @@ from msgspec import Meta
 from lockstep.launcher.errors import ConfigError
 from lockstep.launcher.strict import convert
 from lockstep.parallel.config import DpLockstep
-from lockstep.worker.config import GraphModeName
+from lockstep.worker.config import CaptureTime, GraphModeName
 
 Count = Annotated[int, Meta(ge=1)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -97,6 +97,10 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         tuple[int, ...] | None, _help("sizes to capture, in tokens")
     ] = None
     max_cudagraph_capture_size: Annotated[int | None, _help("largest size of the grid")] = None
+    capture: Annotated[
+        CaptureTime,
+        _help("lazy: serve once the largest graphs exist, others come between steps"),
+    ] = "eager"
     performance_mode: Annotated[
         Literal["balanced", "interactivity", "throughput"], _help("how fine the grid is")
     ] = "balanced"

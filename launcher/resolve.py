@@ -225,6 +225,7 @@ def _graph(
         capture_sizes=config.cudagraph_capture_sizes,
         max_capture_size=config.max_cudagraph_capture_size,
         performance_mode=config.performance_mode,
+        capture=config.capture,
     )
     # A driver without a GPU may start ranks that have one; the grid's standard top then stands.
     if capability is not None:

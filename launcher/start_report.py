@@ -1,9 +1,10 @@
-"""What a start took, in lines: graphs by size, and memory by rank."""
+"""What a start took, in lines: graphs by size, memory by rank, and what was captured later."""
 
 from collections.abc import Iterator, Sequence
 
 from lockstep.comm.messages import GraphCost, WorkerReady
 from lockstep.launcher.engine import EngineSummary
+from lockstep.worker.schedule.stats import SchedulerStats
 
 _MIB = 1 << 20
 _GIB = 1 << 30
@@ -20,9 +21,40 @@ def start_report(summary: EngineSummary) -> list[str]:
     slowest = max(summary.ready, key=lambda ready: ready.stage_seconds.get(_CAPTURE, 0.0))
     if slowest.graph_costs:
         lines += [_finished(slowest), _by_size(slowest.graph_costs)]
+    if slowest.num_late_graphs:
+        lines.append(
+            f"{slowest.num_late_graphs} more sizes are captured while serving{_kept_free(slowest)}"
+        )
     for ready in summary.ready:
         lines += _memory(ready)
     return lines
+
+
+def late_report(summary: EngineSummary, stats: SchedulerStats) -> list[str]:
+    """A line for each replica that captures while serving: how far it has come, at what cost."""
+    if not stats.num_late_graphs:
+        return []
+    tp_size = len(summary.ready) // len(stats.replicas)
+    return [
+        _late(replica, stats.replicas[replica].late_graphs, stats.num_late_graphs, ready)
+        for replica, ready in enumerate(summary.ready[::tp_size])
+    ]
+
+
+def _late(replica: int, costs: Sequence[GraphCost], wanted: int, ready: WorkerReady) -> str:
+    seconds = sum(cost.seconds for cost in costs)
+    took = sum(cost.num_bytes for cost in costs) / _MIB
+    memory = f", which took {took:.1f} MiB{_kept_free(ready)}" if ready.memory.total else ""
+    return (
+        f"replica {replica} captured {len(costs)} of {wanted} sizes while serving, "
+        f"in {seconds:.2f} s{memory}"
+    )
+
+
+def _kept_free(ready: WorkerReady) -> str:
+    if not ready.memory.total:
+        return ""
+    return f" ({ready.memory.graph_reserve / _MIB:.1f} MiB left free for all of them)"
 
 
 def _finished(ready: WorkerReady) -> str:

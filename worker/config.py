@@ -8,6 +8,8 @@ from lockstep.parallel.config import ParallelConfig
 
 Dtype = Literal["float32", "float16", "bfloat16"]
 GraphModeName = Literal["NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"]
+# eager: before anybody is served; lazy: all but the largest in between.
+CaptureTime = Literal["eager", "lazy"]
 
 
 class _Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -116,6 +118,7 @@ class GraphConfig(_Config, frozen=True, kw_only=True):
     """``mode`` NONE is ``--enforce-eager``. Sizes None: the standard grid of ``graphs.grid``.
 
     ``compute_capability`` is that of the ranks' GPUs; it moves the top of the standard grid.
+    With ``capture`` lazy ranks serve once the largest graphs exist.
     """
 
     mode: GraphModeName = "FULL_AND_PIECEWISE"
@@ -123,6 +126,7 @@ class GraphConfig(_Config, frozen=True, kw_only=True):
     max_capture_size: int | None = None
     compute_capability: tuple[int, int] = (9, 0)
     performance_mode: Literal["balanced", "interactivity", "throughput"] = "balanced"
+    capture: CaptureTime = "eager"
 
 
 class WorkerConfig(_Config, frozen=True, kw_only=True):

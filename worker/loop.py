@@ -16,7 +16,7 @@ from lockstep.worker.graphs.mode import RunMode
 from lockstep.worker.heap import Heap
 from lockstep.worker.loops import OverlappedLoop, PlainLoop, PlanSource
 from lockstep.worker.metrics import WorkerMetrics
-from lockstep.worker.results import PendingStep
+from lockstep.worker.results import Pending
 from lockstep.worker.serving import ResultSink, Serving
 from lockstep.worker.stages import Progress
 from lockstep.worker.start_up import Started, StartUp
@@ -54,7 +54,7 @@ class Worker:
             started = StartUp(self.config, self._topology, progress).run()
         self._started = started
         if self.config.parallel.verify_agreement:
-            self._agreement = CollectiveAgreement(self._topology.dp, started.dispatcher.dispatch)
+            self._agreement = CollectiveAgreement(self._topology.dp, started.late.dispatch)
         self.heap.freeze()
         return started.ready
 
@@ -73,8 +73,10 @@ class Worker:
         """Take the steps of ``plan`` one after another and wait for each."""
         return [pending.result() for pending in self.launch(plan)]
 
-    def launch(self, plan: StepPlan) -> Iterator[PendingStep]:
+    def launch(self, plan: StepPlan) -> Iterator[Pending]:
         """Launch the steps of ``plan`` without waiting, one each time the iterator is advanced.
+
+        A plan that orders a graph captures it instead, and gives one result.
 
         Raises:
             RankMismatch: a step was skipped, or the agreement is not what the ranks agree on.
@@ -82,6 +84,9 @@ class Worker:
         if self._started is None:
             raise RuntimeError("start() the worker before its first plan")
         self._take_turn(plan)
+        if plan.capture is not None:
+            yield self._started.late.capture(plan, plan.capture)
+            return
         for pending in self._started.bench.runner.launch(plan):
             self.metrics.launched(plan, self.replica_index)
             yield pending

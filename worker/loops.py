@@ -6,7 +6,7 @@ from typing import Protocol
 
 from lockstep.comm.codec import decode_plan
 from lockstep.comm.messages import StepPlan, StepResult
-from lockstep.worker.results import PendingStep
+from lockstep.worker.results import Pending
 
 _READ_TIMEOUT_S = 1.0
 
@@ -26,7 +26,7 @@ class StepExecutor(Protocol):
         """False for a plan of another epoch, which is dropped."""
         ...
 
-    def launch(self, plan: StepPlan) -> Iterator[PendingStep]: ...
+    def launch(self, plan: StepPlan) -> Iterator[Pending]: ...
 
     def publish(self, result: StepResult) -> None: ...
 
@@ -61,7 +61,7 @@ class OverlappedLoop:
     def __init__(self, plans: PlanSource, executor: StepExecutor) -> None:
         self._plans = plans
         self._executor = executor
-        self._pending: deque[PendingStep] = deque()
+        self._pending: deque[Pending] = deque()
 
     def run(self) -> None:
         """Return when the scheduler says stop and every launched step is published."""

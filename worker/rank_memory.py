@@ -12,8 +12,9 @@ from lockstep.worker.assembly import kv_layout
 from lockstep.worker.config import MIN_BLOCKS, WorkerConfig
 from lockstep.worker.device_bytes import read_device, storage_bytes
 from lockstep.worker.device_memory import unavailable_reason
-from lockstep.worker.graphs.manifest import Manifest
-from lockstep.worker.graphs.memory import estimate_graph_bytes
+from lockstep.worker.graphs.dispatch import BatchDescriptor
+from lockstep.worker.graphs.manifest import Manifest, largest_of_each_kind
+from lockstep.worker.graphs.memory import bytes_of_more_graphs
 from lockstep.worker.kv_cache import KVCache, fixed_num_blocks
 from lockstep.worker.kv_memory import FixedMemory, KVMemory, MappedMemory, blocks_beside
 from lockstep.worker.memory_account import MemoryAccount, Parts
@@ -22,8 +23,6 @@ from lockstep.worker.stages import Stages
 from lockstep.worker.workbench import Workbench
 
 logger = logging.getLogger(__name__)
-
-_GRAPHS_TO_MEASURE = 2
 
 
 class RankMemory:
@@ -42,6 +41,7 @@ class RankMemory:
         self._read = partial(read_device, self._device)
         self._account = MemoryAccount(self._read, topology.buffer_bytes)
         self._weight_bytes = 0
+        self._graph_reserve = 0
         self._estimated: int | None = None
 
     def open(self, model: DecoderModel, manifest: Manifest, stages: Stages) -> KVMemory:
@@ -63,17 +63,23 @@ class RankMemory:
             torch.cuda.empty_cache()
         return FixedMemory(self._layout, self._agreed(num_blocks), self._device)
 
-    def fill(self, memory: KVMemory, graphs: Iterable[GraphCost]) -> int:
-        """Give the KV cache what all else has left, once graphs are captured; returns its blocks.
+    def fill(
+        self, memory: KVMemory, graphs: Iterable[GraphCost], late: Iterable[BatchDescriptor]
+    ) -> None:
+        """Give the KV cache what all else has left, once graphs are captured.
+
+        Args:
+            late: graphs to come, for which memory is left free.
 
         Raises:
             ValueError: see ``open``.
         """
         others = self._parts(memory, graphs)
         del others["kv_cache"]
-        num_blocks = self._agreed(memory.num_blocks_left(others))
-        memory.cache.grow(num_blocks)
-        return num_blocks
+        if self._read().total:
+            self._graph_reserve = bytes_of_more_graphs(graphs, late)
+        num_blocks = memory.num_blocks_left(others | {"graphs to come": self._graph_reserve})
+        memory.cache.grow(self._agreed(num_blocks))
 
     def report(self, memory: KVMemory, graphs: Iterable[GraphCost]) -> MemoryReport:
         """What holds how much, now that everything is there."""
@@ -84,6 +90,7 @@ class RankMemory:
             parts=parts,
             total=total,
             budget=int(total * self._config.cache.gpu_memory_utilization) if measured else 0,
+            graph_reserve=self._graph_reserve,
             estimate_error=None if self._estimated is None else self._estimated - others,
         )
 
@@ -108,12 +115,14 @@ class RankMemory:
         others = self._account.parts(
             weights=self._weight_bytes, graphs=0, kv_cache=0, kv_in_torch=0
         )
-        measured = Manifest(manifest.entries[:_GRAPHS_TO_MEASURE], manifest.choices)
-        trial.capture(measured, stages)
-        sizes = [cost.num_bytes for cost in trial.graph_runner.costs()]
+        measured, more = largest_of_each_kind(manifest.entries)
+        trial.capture(Manifest(measured, manifest.choices), stages)
+        costs = trial.graph_runner.costs()
         trial.release()
         del others["kv_cache"]
-        others["graphs"] = estimate_graph_bytes(sizes, len(manifest.entries))
+        others["graphs"] = sum(cost.num_bytes for cost in costs) + bytes_of_more_graphs(
+            costs, [entry.descriptor for entry in more]
+        )
         self._estimated = sum(others.values())
         return blocks_beside(others, self._read().total, self._layout, self._config.cache)
 

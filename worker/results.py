@@ -1,12 +1,13 @@
 """From a row of the output ring to a StepResult, without stopping the device."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from lockstep.comm.errors import RankMismatch
-from lockstep.comm.messages import StepResult
+from lockstep.comm.messages import GraphCost, StepResult
 from lockstep.worker.events import DeviceEvent
 from lockstep.worker.host_logprobs import HostLogprobs
 from lockstep.worker.output_ring import (
@@ -60,6 +61,39 @@ class StepIdentity:
     tp_rank: int
     num_lanes: int
     run_mode: int
+
+
+class Pending(Protocol):
+    """What a plan started and a loop publishes."""
+
+    @property
+    def identity(self) -> StepIdentity: ...
+
+    def ready(self) -> bool: ...
+
+    def discard(self) -> None: ...
+
+    def result(self) -> StepResult: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PendingCapture:
+    """A capture that a plan ordered; it is done when this exists."""
+
+    identity: StepIdentity
+    cost: GraphCost
+
+    def ready(self) -> bool:
+        return True
+
+    def discard(self) -> None:
+        """Nothing is on its way."""
+
+    def result(self) -> StepResult:
+        step = self.identity
+        return StepResult(
+            step.epoch, step.step_id, step.dp_rank, step.tp_rank, b"", b"", captured=self.cost
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,15 @@ class LaneMirror(NamedTuple):
 _EMPTY_LANE = LaneMirror()
 
 
+class KeptSampling(NamedTuple):
+    """See ``LaneSampling.keep``."""
+
+    floats: Tensor
+    ints: Tensor
+    history: dict[int, Tensor]
+    mirror: tuple[LaneMirror, ...]
+
+
 class LaneSampling:
     """Sampling state of ``num_lanes`` lanes on one rank.
 
@@ -188,6 +197,26 @@ class LaneSampling:
         local = token_ids - self.vocab_start
         held = (local >= 0) & (local < self.vocab_local) & (token_ids >= 0)
         return torch.where(held, local, 0), held
+
+    def keep(self) -> "KeptSampling":
+        """A copy on the host of every lane's rows; history only of lanes that keep one."""
+        mirror = tuple(self._mirror)
+        floats, ints = (rows.to("cpu", copy=True) for rows in (self._floats, self._ints))
+        history = {
+            lane: self.history[lane].to("cpu", copy=True)
+            for lane, known in enumerate(mirror)
+            if known.keeps_history
+        }
+        return KeptSampling(floats, ints, history, mirror)
+
+    def put_back(self, kept: "KeptSampling") -> None:
+        """Restore, in place, what ``keep`` gave."""
+        self._floats.copy_(kept.floats)
+        self._ints.copy_(kept.ints)
+        for lane, row in kept.history.items():
+            self.history[lane].copy_(row)
+        for lane, mirror in enumerate(kept.mirror):
+            self._set_mirror(lane, mirror)
 
     def _set_mirror(self, lane: int, mirror: LaneMirror) -> None:
         self._tally[self._mirror[lane].variant] -= 1

@@ -1,6 +1,6 @@
 """Does every graph that was just captured do what its step does?"""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lockstep.worker.bodies import RunnerParts
 from lockstep.worker.forward import ForwardInputs
+from lockstep.worker.graphs.dispatch import BatchDescriptor
 from lockstep.worker.graphs.errors import GraphError
 from lockstep.worker.sampling_state import Variant
 
@@ -40,27 +41,33 @@ class SelfCheck:
         self._state = parts.state
 
     def run(self, vocab_size: int) -> None:
-        """Check all sizes of a device.
+        """Check all graphs of a device.
 
         Raises:
             GraphError: names the size whose replay differs from its step or ignores its input.
         """
+        for descriptor in self._some():
+            self.check(descriptor, vocab_size)
+
+    def check(self, descriptor: BatchDescriptor, vocab_size: int) -> None:
+        """Check one graph; raises as ``run``."""
         probes = sorted({(i + 1) * vocab_size // (_NUM_PROBES + 1) for i in range(_NUM_PROBES)})
-        for body in self._bodies():
-            self._check_body(body, probes)
-        for size in self._some(self._parts.graphs.sizes):
-            for variant in self._parts.graphs.captured_variants:
-                self._check_tail(size, probes[0], variant)
+        size = descriptor.num_tokens
+        if not descriptor.uniform_query_len:
+            split = descriptor.num_reqs is None
+            self._check_body(self._split_body(size) if split else self._mixed_body(size), probes)
+            return
+        self._check_body(self._decode_body(size), probes)
+        for variant in self._parts.graphs.captured_variants:
+            self._check_tail(size, probes[0], variant)
 
-    def _some(self, sizes: list[int]) -> list[int]:
-        """The host replays by calling: one size shows that, and a CPU has no time for all."""
-        return sizes if self._state.device.type == "cuda" else sizes[:1]
-
-    def _bodies(self) -> Iterator[_Body]:
-        graphs = self._parts.graphs
-        yield from map(self._decode_body, self._some(graphs.sizes))
-        yield from map(self._mixed_body, self._some(graphs.mixed_sizes))
-        yield from map(self._split_body, self._some(graphs.split_sizes))
+    def _some(self) -> list[BatchDescriptor]:
+        """The host replays by calling: one of a kind shows that, and a CPU has no time for all."""
+        every = self._parts.graphs.descriptors
+        if self._state.device.type == "cuda":
+            return every
+        least = {(each.num_reqs is None, each.uniform_query_len): each for each in every[::-1]}
+        return list(least.values())
 
     def _decode_body(self, size: int) -> _Body:
         parts = self._parts

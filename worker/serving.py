@@ -14,8 +14,8 @@ from msgspec import structs
 
 from lockstep.comm.codec import encode
 from lockstep.comm.messages import StepPlan, StepResult, WorkerFailed
-from lockstep.worker.graphs.mode import RunMode
-from lockstep.worker.results import PendingStep
+from lockstep.worker.results import Pending
+from lockstep.worker.step_text import step_text
 from lockstep.worker.watchdog import StepWatchdog
 
 if TYPE_CHECKING:
@@ -53,12 +53,9 @@ class Serving:
         logger.warning("dropped a plan of epoch %d, now %d", plan.epoch, self._spec.epoch)
         return False
 
-    def launch(self, plan: StepPlan) -> Iterator[PendingStep]:
+    def launch(self, plan: StepPlan) -> Iterator[Pending]:
         self._step_id = plan.step_id
-        agreement = plan.agreement
-        num_tokens = agreement.num_tokens_across_dp[self._worker.replica_index]
-        mode = RunMode(agreement.run_mode).name
-        what = f"{mode}, {num_tokens} tokens padded to {agreement.num_tokens_padded}"
+        what = step_text(plan.agreement, plan.capture)
         self._watchdog.begin(plan.step_id, what)
         began = time.perf_counter()
         for pending in self._worker.launch(plan):

@@ -11,10 +11,11 @@ from lockstep.parallel.topology import Topology
 from lockstep.worker.assembly import build_attention, build_model
 from lockstep.worker.attention.base import AttentionBackend
 from lockstep.worker.config import WorkerConfig
-from lockstep.worker.graphs.dispatch import Dispatcher, create_dispatcher
+from lockstep.worker.graphs.dispatch import create_dispatcher
 from lockstep.worker.graphs.manifest import build_manifest
 from lockstep.worker.graphs.mode import GraphMode, resolve_mode
 from lockstep.worker.kv_memory import KVMemory
+from lockstep.worker.late_graphs import LateGraphs
 from lockstep.worker.models.decoder import DecoderModel
 from lockstep.worker.rank_memory import RankMemory
 from lockstep.worker.stages import Progress, Stages
@@ -29,7 +30,7 @@ class Started:
 
     bench: Workbench
     memory: KVMemory
-    dispatcher: Dispatcher
+    late: LateGraphs
     ready: WorkerReady
 
 
@@ -50,7 +51,8 @@ class StartUp:
     def run(self) -> Started:
         """Raises ValueError if the configuration cannot be served, CommError if ranks differ."""
         set_thread_counts(self._device, self._spec.ranks_on_host)
-        manifest = build_manifest(self._dispatcher, self._topology.choices())
+        choices, capture = self._topology.choices(), self._config.graph.capture
+        manifest = build_manifest(self._dispatcher, choices, capture)
         stages = self._stages
         with stages.stage("load"):
             model = self._load()
@@ -61,8 +63,12 @@ class StartUp:
         with stages.stage("capture"):
             bench.capture(manifest, stages)
         with stages.stage("mapping"):
-            self._memory.fill(memory, bench.graph_runner.costs())
-        return Started(bench, memory, self._dispatcher, self._ready(bench, memory))
+            late = [entry.descriptor for entry in manifest.late]
+            self._memory.fill(memory, bench.graph_runner.costs(), late)
+        ready = self._ready(bench, memory, manifest.num_late)
+        reserve = ready.memory.graph_reserve
+        graphs = LateGraphs(bench, self._spec, self._dispatcher, manifest, reserve)
+        return Started(bench, memory, graphs, ready)
 
     def _load(self) -> DecoderModel:
         backend = build_attention(self._config, self._device)
@@ -71,7 +77,7 @@ class StartUp:
         load_weights(model, self._config, self._stages.tell)
         return model
 
-    def _ready(self, bench: Workbench, memory: KVMemory) -> WorkerReady:
+    def _ready(self, bench: Workbench, memory: KVMemory, num_late: int) -> WorkerReady:
         costs = bench.graph_runner.costs()
         return WorkerReady(
             global_rank=self._spec.global_rank,
@@ -84,6 +90,7 @@ class StartUp:
             stage_seconds=self._stages.seconds,
             memory=self._memory.report(memory, costs),
             graph_costs=costs,
+            num_late_graphs=num_late,
         )
 
 

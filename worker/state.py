@@ -1,5 +1,7 @@
 """All static device tensors of a rank that a captured graph may touch."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -117,6 +119,20 @@ class StepState:
         for tensor in self.statics().values():
             if tensor is not self.lane_ids:
                 tensor.zero_()
+
+    def keep(self) -> dict[str, Tensor]:
+        """A copy on the host, by name, of all that outlives a step."""
+        return {
+            name: tensor.to("cpu", copy=True)
+            for name, tensor in self.statics().items()
+            if tensor is not self.logits
+        }
+
+    def put_back(self, kept: Mapping[str, Tensor]) -> None:
+        """Restore, in place, what ``keep`` gave."""
+        statics = self.statics()
+        for name, tensor in kept.items():
+            statics[name].copy_(tensor)
 
     def _change_rows(self, edit: LaneEdit, upload: Uploader) -> None:
         src, dst, resets, joined, num_computed = upload.send(

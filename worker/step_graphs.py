@@ -74,13 +74,27 @@ class StepGraphs:
     def capture(
         self, manifest: Manifest, progress: Callable[[int, int], None] | None = None
     ) -> None:
-        """Capture all of ``manifest``, together with the other ranks of the lockstep group."""
+        """Capture the early part of ``manifest``, all ranks of the lockstep group together."""
         step, split = self._step, manifest.sizes(RunMode.PIECEWISE)
         if split:
             self._segments = Segments(step.model, step.kv, max(split))
         statics = RankStatics(step.state, self._sampling, step.kv, self._segments)
         self._runner.capture_all(manifest, self._parts, statics, progress)
-        keys = sorted(self._runner.records, key=lambda each: each.num_tokens)
+        self._note_sizes()
+
+    def capture_next(self, position: int) -> BatchDescriptor:
+        """Capture a late entry; see ``GraphRunner.capture_next``."""
+        descriptor = self._runner.capture_next(position)
+        self._note_sizes()
+        return descriptor
+
+    @property
+    def descriptors(self) -> list[BatchDescriptor]:
+        """What was captured, by rising size."""
+        return sorted(self._runner.records, key=lambda each: each.num_tokens)
+
+    def _note_sizes(self) -> None:
+        keys = self.descriptors
         self.sizes = [key.num_tokens for key in keys if _is_decode(key)]
         self.split_sizes = [key.num_tokens for key in keys if key.num_reqs is None]
         self.mixed_sizes = [

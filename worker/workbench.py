@@ -3,6 +3,7 @@
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
+from lockstep.comm.messages import GraphCost
 from lockstep.parallel.topology import Topology
 from lockstep.worker.assembly import build_parts
 from lockstep.worker.config import WorkerConfig
@@ -14,6 +15,7 @@ from lockstep.worker.kv_cache import KVCache
 from lockstep.worker.model_runner import ModelRunner
 from lockstep.worker.models.decoder import DecoderModel
 from lockstep.worker.self_check import SelfCheck
+from lockstep.worker.set_aside import lanes_set_aside
 from lockstep.worker.stages import Stages
 from lockstep.worker.warm_up import warm_up_plans
 
@@ -71,6 +73,19 @@ class Workbench:
         if self._cuda:
             # Capture emptied the allocator's caches: fill them before the KV cache comes.
             self.warm_up(stages)
+
+    def capture_next(self, position: int) -> GraphCost:
+        """Capture a late entry of the manifest between two steps, and compare it with its step.
+
+        Live lanes are set aside meanwhile, so that warm-up, capture and check find what they found
+        before the start was over, and touch no block but the padding block.
+        """
+        parts = self.parts
+        with lanes_set_aside(parts.state, parts.sampling):
+            descriptor = parts.graphs.capture_next(position)
+            if self._cuda:
+                SelfCheck(parts).check(descriptor, self._config.model.vocab_size)
+        return self.graph_runner.costs()[-1]
 
     @property
     def num_graphs(self) -> int:

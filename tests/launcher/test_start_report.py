@@ -4,7 +4,8 @@ import msgspec
 
 from lockstep.comm.messages import GraphCost, MemoryReport, WorkerReady
 from lockstep.launcher.engine import EngineSummary
-from lockstep.launcher.start_report import start_report
+from lockstep.launcher.start_report import late_report, start_report
+from lockstep.worker.schedule.stats import ReplicaStats, SchedulerStats
 
 MIB, GIB = 1 << 20, 1 << 30
 PARTS = {
@@ -57,3 +58,22 @@ def test_without_graphs_or_a_device_that_counts() -> None:
         "graphs by size (s): 8: 1.250, mixed 4: 0.500",
         memory,
     ]
+
+
+def test_what_comes_later_is_announced_and_then_told_with_its_cost() -> None:
+    memory = msgspec.structs.replace(READY.memory, graph_reserve=30 * MIB)
+    ready = changed(READY, memory=memory, num_late_graphs=3)
+    kept = "(30.0 MiB left free for all of them)"
+    assert lines(ready)[2] == f"3 more sizes are captured while serving {kept}"
+    summary = EngineSummary(launcher="test", ready=[ready] * 4)
+    replicas = [ReplicaStats(*[0] * 9, late_graphs=costs) for costs in (COSTS, COSTS[1:])]
+    counts = SchedulerStats(replicas, {}, 0, 0, {}, 0, 0, num_late_graphs=3)
+    assert late_report(summary, counts) == [
+        f"replica 0 captured 2 of 3 sizes while serving, in 1.75 s, which took 256.0 MiB {kept}",
+        f"replica 1 captured 1 of 3 sizes while serving, in 0.50 s, which took 56.0 MiB {kept}",
+    ]
+    on_cpu = changed(ready, memory=MemoryReport(parts={}))
+    assert late_report(EngineSummary(launcher="test", ready=[on_cpu] * 2), counts)[1] == (
+        "replica 1 captured 1 of 3 sizes while serving, in 0.50 s"
+    )
+    assert late_report(summary, SchedulerStats(replicas, {}, 0, 0, {}, 0, 0)) == []

@@ -11,6 +11,7 @@ from hashlib import blake2b
 from lockstep.comm.messages import (
     PADDING_BLOCK,
     AddRequest,
+    GraphCost,
     ReplicaPlan,
     StepPlan,
     StepResult,
@@ -66,9 +67,17 @@ class SimReplica:
     kv: dict[tuple[int, int], int] = field(default_factory=dict)
     bad_requests: set[str] = field(default_factory=set)
     num_steps: int = 0
+    captured: list[int] = field(default_factory=list)
 
     def execute(self, plan: StepPlan, index: int) -> StepResult:
         replica = plan.replicas[index]
+        if plan.capture is not None:
+            assert replica == ReplicaPlan(0), "a capture changes no lane"
+            self.captured.append(plan.capture)
+            return StepResult(
+                plan.epoch, plan.step_id, self.dp_rank, 0, b"", b"",
+                captured=GraphCost(plan.capture, 1, 0.5, 100),
+            )  # fmt: skip
         self._apply(replica)
         self._check_ownership(replica)
         chunks = {chunk.lane: chunk for chunk in replica.chunks}
@@ -168,7 +177,7 @@ def make_add(
 def make_scheduler(
     *, num_blocks: int = 200, block_size: int = 4, dp_size: int = 1, tp_size: int = 1,
     lockstep: str = "auto", verify_agreement: bool = False, caching: bool = True,
-    mode: str = "FULL_AND_PIECEWISE", **schedule: object,
+    mode: str = "FULL_AND_PIECEWISE", capture: str = "eager", **schedule: object,
 ) -> Scheduler:  # fmt: skip
     limits = {"max_num_seqs": 8, "max_num_batched_tokens": 16, "max_model_len": 64, "seed": 0}
     model = ModelConfig(
@@ -183,7 +192,7 @@ def make_scheduler(
             dp_size=dp_size, tp_size=tp_size, dp_lockstep=lockstep,
             verify_agreement=verify_agreement,
         ),
-        GraphConfig(mode=mode),
+        GraphConfig(mode=mode, capture=capture),
         num_blocks,
     )  # fmt: skip
 

@@ -48,7 +48,7 @@ class SimRank(threading.Thread):
         result = self.replica.execute(plan, self.index)
         told = StepResult(
             result.epoch, result.step_id, result.dp_rank, self.tp_rank, result.counts,
-            result.token_ids,
+            result.token_ids, captured=result.captured,
         )  # fmt: skip
         tampered = self.tamper(self.rank, told)
         if self.speaks and tampered is not None:
@@ -109,6 +109,20 @@ def collect(driver: SchedulerDriver, count: int, timeout_s: float = 20) -> list[
     return deltas
 
 
+def test_an_idle_driver_captures_what_is_still_to_come() -> None:
+    shape = {"dp_size": 2, "mode": "FULL_DECODE_ONLY", "capture": "lazy"}
+    with running(**shape) as (driver, ranks, runner):
+        deadline = time.monotonic() + 20
+        wanted = driver.stats().num_late_graphs
+        while [len(each.late_graphs) for each in driver.stats().replicas] != [wanted] * 2:
+            assert time.monotonic() < deadline, driver.stats()
+            time.sleep(0.02)
+        assert [rank.replica.captured for rank in ranks] == [[2, 3]] * 2 and wanted == 2
+        driver.add(make_add("late", [1, 2], 3, seed=7))
+        assert collect(driver, 1)[-1].finish_reason == "length"
+    assert runner.error is None
+
+
 @pytest.mark.parametrize(
     "shape",
     [
@@ -162,8 +176,8 @@ def failure(expected: type[Exception], **shape) -> str:
     """Run two requests, want both to end with an error, and return what ``run`` raised."""
     with running(**shape) as (driver, ranks, runner):
         with suppress(CommError):
-            driver.add(make_add("a", [1], 30))
-            driver.add(make_add("b", [2], 30))
+            driver.add(make_add("a", [1], 60))
+            driver.add(make_add("b", [2], 60))
         deltas = list[TokenDelta]()
         with pytest.raises(expected) as caught:
             deadline = time.monotonic() + 15
@@ -201,7 +215,7 @@ def test_a_rank_without_a_result_is_named_with_step_and_mode() -> None:
     assert time.monotonic() - started < 5
     assert "rank 3 is lost: dp_rank 1 tp_rank 1 gave no result of step 4" in message
     message = failure(PeerLost, tamper=from_step(4, 0, lambda r: None), step_timeout_s=0.5)
-    assert "dp_rank 0 tp_rank 0 gave no result of step 4 (FULL, [2] tokens padded to 2)" in message
+    assert "dp_rank 0 tp_rank 0 gave no result of step 4 (FULL, 2 tokens padded to 2)" in message
 
 
 def test_a_rank_that_samples_other_tokens_is_named() -> None:

@@ -6,9 +6,11 @@ import pytest
 import torch
 from inline import alone_topology, request, serve, worker_config
 
+from lockstep.comm.messages import GraphCost
 from lockstep.worker import threads
 from lockstep.worker.config import ScheduleConfig
-from lockstep.worker.graphs.memory import estimate_graph_bytes, kv_budget
+from lockstep.worker.graphs.dispatch import BatchDescriptor
+from lockstep.worker.graphs.memory import bytes_of_more_graphs, kv_budget
 from lockstep.worker.graphs.mode import AttentionSupport, GraphMode, RunMode
 from lockstep.worker.loop import Worker
 from lockstep.worker.start_up import check_support
@@ -30,12 +32,14 @@ def test_the_budget_is_what_is_left_of_the_promise() -> None:
         kv_budget(**sizes, utilization=0.3, least_bytes=50 << 20)
 
 
-def test_graph_memory_from_the_two_largest() -> None:
+def test_more_graphs_cost_as_much_as_the_last_of_their_kind_and_never_nothing() -> None:
     mib = 1 << 20
-    assert estimate_graph_bytes([100 * mib, 4 * mib], 10) == (100 + 9 * 4) * mib
-    assert estimate_graph_bytes([100 * mib, 0], 10) == (100 + 9) * mib
-    assert estimate_graph_bytes([100 * mib], 1) == 100 * mib
-    assert estimate_graph_bytes([], 0) == 0
+    costs = [(8, 0, 90), (4, 0, 7), (8, 1, 30), (4, 1, 0)]
+    captured = [GraphCost(tokens, query_len, 0.1, size * mib) for tokens, query_len, size in costs]
+    mixed, decode = BatchDescriptor(2, None, 0), BatchDescriptor(2, 2, 1)
+    assert bytes_of_more_graphs(captured, [mixed, mixed]) == 14 * mib
+    assert bytes_of_more_graphs(captured, [mixed, decode, decode]) == (7 + 1 + 1) * mib
+    assert bytes_of_more_graphs(captured, []) == 0
 
 
 def test_uploads_give_back_the_lists_and_refuse_too_many() -> None:

@@ -1,6 +1,7 @@
 """Which captured graph serves a batch (pure, no torch)."""
 
 from bisect import bisect_left
+from collections.abc import Collection
 
 import msgspec
 from msgspec import structs
@@ -61,6 +62,22 @@ class Dispatcher:
             for case in self.lora_cases
         ]
         return sorted(cases, key=lambda each: (-each.num_tokens, -each.num_active_loras))
+
+    def only(self, captured: Collection[BatchDescriptor]) -> "Dispatcher":
+        """This dispatcher while only these graphs exist: batches go to the next larger of them."""
+        missing = {
+            (each.num_tokens, each.uniform_query_len > 0)
+            for run_mode in (RunMode.PIECEWISE, RunMode.FULL)
+            for each in self.descriptors(run_mode)
+            if each not in captured
+        }
+        sizes = self.grid.capture_sizes, self.grid.decode_sizes
+        mixed, decode = (
+            tuple(size for size in kind if (size, is_decode) not in missing)
+            for is_decode, kind in enumerate(sizes)
+        )
+        grid = structs.replace(self.grid, capture_sizes=mixed, decode_sizes=decode)
+        return Dispatcher(grid, self.mode, self.lora_cases)
 
     def dispatch(
         self,

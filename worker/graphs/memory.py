@@ -1,6 +1,9 @@
 """How many bytes are left for the KV cache (pure, no torch)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
+
+from lockstep.comm.messages import GraphCost
+from lockstep.worker.graphs.dispatch import BatchDescriptor
 
 _LEAST_GRAPH_BYTES = 1 << 20
 _MIB = 1 << 20
@@ -31,13 +34,11 @@ def kv_budget(
     return left
 
 
-def estimate_graph_bytes(measured: Sequence[int], num_graphs: int) -> int:
-    """Memory of ``num_graphs`` graphs that share a pool, from those of the largest ones.
+def bytes_of_more_graphs(captured: Iterable[GraphCost], others: Iterable[BatchDescriptor]) -> int:
+    """Memory of graphs that share a pool with larger ones of their kind that were captured.
 
-    For devices where memory cannot be mapped after capture. The first graph pays for the pool;
-    each further one is taken to cost as much as the second.
+    The first of a kind pays for the pool; each further one is taken to cost as much as the last
+    that was captured.
     """
-    if not measured or not num_graphs:
-        return 0
-    each = max(measured[1], _LEAST_GRAPH_BYTES) if len(measured) > 1 else 0
-    return measured[0] + (num_graphs - 1) * each
+    last = {cost.uniform_query_len: cost.num_bytes for cost in captured}
+    return sum(max(_LEAST_GRAPH_BYTES, last[each.uniform_query_len]) for each in others)

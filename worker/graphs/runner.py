@@ -47,6 +47,8 @@ class GraphRunner:
         self._topology = topology
         self._records: dict[BatchDescriptor, GraphRecord] = {}
         self._book: AddressBook | None = None
+        self._build: Build | None = None
+        self._order: list[BatchDescriptor] = []
 
     @property
     def records(self) -> Mapping[BatchDescriptor, GraphRecord]:
@@ -59,7 +61,9 @@ class GraphRunner:
         state: StaticState,
         progress: Progress | None = None,
     ) -> None:
-        """Warm up and capture every entry. All ranks of the lockstep group call this together.
+        """Warm up and capture every early entry, all ranks of the lockstep group together.
+
+        Late entries wait for ``capture_next``.
 
         Args:
             build: gives the named parts of a descriptor; each reads and writes only ``state``.
@@ -74,7 +78,32 @@ class GraphRunner:
             raise GraphError("graphs are captured once: release them all before capturing again")
         compare_manifests(manifest, self._topology.lockstep)
         book = AddressBook(state)
-        work = _Work([entry.descriptor for entry in manifest.entries], build, progress)
+        early = [entry.descriptor for entry in manifest.early]
+        self._records = self._capture_each(_Work(early, build, progress))
+        self._book, self._build = book, build
+        self._order = [entry.descriptor for entry in manifest.entries]
+
+    def capture_next(self, position: int) -> BatchDescriptor:
+        """Capture the late entry at this place of the manifest, all ranks together; returns it.
+
+        Raises:
+            GraphError: it is not the next one: no plan that was followed orders it.
+            StaleGraphError: a static tensor has moved.
+            RankMismatch, CaptureFailed: as ``capture_all``.
+        """
+        if self._build is None or self._book is None or position != len(self._records):
+            raise GraphError(
+                f"graph {position} is not captured: {len(self._records)} of {len(self._order)} "
+                "exist, and captures follow the manifest"
+            )
+        if position >= len(self._order):
+            raise GraphError(f"graph {position} is not captured: the manifest has {position}")
+        self._book.check()
+        descriptor = self._order[position]
+        self._records |= self._capture_each(_Work([descriptor], self._build, None))
+        return descriptor
+
+    def _capture_each(self, work: "_Work") -> dict[BatchDescriptor, GraphRecord]:
         with self._backend.session() as session:
             for descriptor in work:
                 with self._reporting(descriptor):
@@ -83,8 +112,7 @@ class GraphRunner:
             # forgotten before the first, and nothing runs eagerly until the last.
             session.idle()
             self._topology.retire()
-            records = {key: self._capture(session, key, work.parts(key)) for key in work}
-        self._book, self._records = book, records
+            return {key: self._capture(session, key, work.parts(key)) for key in work}
 
     def costs(self) -> list[GraphCost]:
         """What each descriptor took, in the order of capture."""
@@ -124,7 +152,8 @@ class GraphRunner:
     def release(self) -> None:
         """Drop all graphs. Comes before the topology is destroyed."""
         self._records.clear()
-        self._book = None
+        self._book = self._build = None
+        self._order = []
         self._backend.release()
 
     def _checked(self, descriptor: BatchDescriptor, *parts: str) -> GraphRecord:

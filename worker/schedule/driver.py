@@ -12,6 +12,7 @@ from lockstep.comm.codec import decode_result, encode
 from lockstep.comm.errors import CommError, PeerLost
 from lockstep.comm.messages import (
     AddRequest,
+    StepPlan,
     StepResult,
     StopWorkers,
     TokenDelta,
@@ -19,7 +20,6 @@ from lockstep.comm.messages import (
     lost_request,
 )
 from lockstep.parallel.mesh import global_rank
-from lockstep.worker.graphs.mode import RunMode
 from lockstep.worker.schedule.comparison import ResultComparison
 from lockstep.worker.schedule.group import StepInFlight
 from lockstep.worker.schedule.inbox import Inbox, Outbox
@@ -152,8 +152,8 @@ class SchedulerDriver:
             if self._scheduler.has_work():
                 time.sleep(sleep_s)
                 sleep_s = min(2 * sleep_s, _LONGEST_SLEEP_S)
-            else:
-                self._inbox.wake.wait(_IDLE_WAIT_S)
+            elif not self._inbox.wake.wait(_IDLE_WAIT_S):
+                self._use_idle_time()
 
     def _take_requests(self) -> bool:
         messages = self._inbox.take()
@@ -198,7 +198,14 @@ class SchedulerDriver:
     def _give_plan(self, group: int) -> bool:
         began = time.monotonic()
         was_idle = self._scheduler.oldest_step(group) is None
-        plan = self._scheduler.plan(group)
+        return self._give(group, self._scheduler.plan(group), was_idle=was_idle)
+
+    def _use_idle_time(self) -> None:
+        """Nothing has come for a while: each group captures a graph that is still to come."""
+        for group in range(self._scheduler.num_groups):
+            self._give(group, self._scheduler.plan_capture(group), was_idle=True)
+
+    def _give(self, group: int, plan: StepPlan | None, *, was_idle: bool) -> bool:
         if plan is None:
             return False
         if was_idle:
@@ -231,12 +238,10 @@ class SchedulerDriver:
         silent = [0]
         if self._comparison is not None:
             silent = self._comparison.silent(dp_rank, step.step_id)
-        agreed = step.agreement
         return PeerLost(
             global_rank(dp_rank, silent[0], self._parallel),
             f"dp_rank {dp_rank} tp_rank {silent[0]} gave no result of step {step.step_id} "
-            f"({RunMode(agreed.run_mode).name}, {agreed.num_tokens_across_dp} tokens "
-            f"padded to {agreed.num_tokens_padded}) within {self._step_timeout_s:g} s",
+            f"({step}) within {self._step_timeout_s:g} s",
         )
 
     def _end(self, reason: str) -> None:

@@ -5,23 +5,34 @@ from collections import deque
 from lockstep.comm.errors import RankMismatch
 from lockstep.comm.messages import StepAgreement
 from lockstep.parallel.agreement import Dispatch, Proposal, agree
+from lockstep.worker.schedule.late_captures import LateCaptures
 from lockstep.worker.schedule.policy import PrefillAlignment
 from lockstep.worker.schedule.replica import Replica, StepLanes
+from lockstep.worker.step_text import step_text
 
 
 class StepInFlight:
     """A planned step: how to read each replica's result, until that has come."""
 
-    __slots__ = ("agreement", "first_dp_rank", "lanes", "missing", "step_id")
+    __slots__ = ("agreement", "capture", "first_dp_rank", "lanes", "missing", "step_id")
 
     def __init__(
-        self, first_dp_rank: int, step_id: int, agreement: StepAgreement, lanes: list[StepLanes]
+        self,
+        first_dp_rank: int,
+        step_id: int,
+        agreement: StepAgreement,
+        lanes: list[StepLanes],
+        capture: int | None = None,
     ) -> None:
         self.first_dp_rank = first_dp_rank
         self.step_id = step_id
         self.agreement = agreement
+        self.capture = capture
         self.lanes: list[StepLanes | None] = list(lanes)
         self.missing = len(lanes)
+
+    def __str__(self) -> str:
+        return step_text(self.agreement, self.capture)
 
     def missing_dp_ranks(self) -> list[int]:
         """Replicas whose result has not come."""
@@ -36,10 +47,16 @@ class LockstepGroup:
     """Replicas ``first_dp_rank`` .. of one group; step ids count from 0."""
 
     def __init__(
-        self, first_dp_rank: int, replicas: list[Replica], *, max_prefill_defer_steps: int
+        self,
+        first_dp_rank: int,
+        replicas: list[Replica],
+        captures: LateCaptures,
+        *,
+        max_prefill_defer_steps: int,
     ) -> None:
         self.first_dp_rank = first_dp_rank
         self.replicas = replicas
+        self.captures = captures
         self.alignment = PrefillAlignment(max_prefill_defer_steps)
         self.in_flight: deque[StepInFlight] = deque()
         self.next_step_id = 0
@@ -63,6 +80,17 @@ class LockstepGroup:
         self.in_flight.append(StepInFlight(self.first_dp_rank, step_id, agreement, lanes))
         self.next_step_id += 1
         return step_id
+
+    def order_capture(self, agreement: StepAgreement) -> tuple[int, int]:
+        """Note that the next late graph is captured now: (step id, place in the manifest)."""
+        step_id = self.next_step_id
+        position = self.captures.take(step_id)
+        lanes = [StepLanes(()) for _ in self.replicas]
+        self.in_flight.append(StepInFlight(self.first_dp_rank, step_id, agreement, lanes, position))
+        self.next_step_id += 1
+        # What was agreed by the graphs so far may no longer be the best.
+        self._last_agreed = None
+        return step_id, position
 
     def land(self, step_id: int, index: int) -> StepLanes | None:
         """Take the lane table of a replica's result; None if none is awaited.

@@ -4,7 +4,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from lockstep.comm.messages import ID_BYTES, Chunk, JoinLane, LaneBlocks, ReplicaPlan, pack_ids
+from lockstep.comm.messages import (
+    ID_BYTES,
+    Chunk,
+    GraphCost,
+    JoinLane,
+    LaneBlocks,
+    ReplicaPlan,
+    pack_ids,
+)
 from lockstep.worker.config import ScheduleConfig
 from lockstep.worker.request import Request, RequestState
 from lockstep.worker.schedule.block_keys import extend_keys
@@ -61,6 +69,7 @@ class Replica:
         self.num_steps = 0
         self.num_preemptions = 0
         self.num_recomputed_tokens = 0
+        self.late_graphs: list[GraphCost] = []
         self._block_size = block_size
         self._caching = caching
         self._budget = schedule.max_num_batched_tokens

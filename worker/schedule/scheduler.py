@@ -3,15 +3,24 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from lockstep.comm.messages import AddRequest, StepPlan, StepResult, TokenDelta, lost_request
-from lockstep.parallel.agreement import propose
+from lockstep.comm.messages import (
+    AddRequest,
+    ReplicaPlan,
+    StepPlan,
+    StepResult,
+    TokenDelta,
+    lost_request,
+)
+from lockstep.parallel.agreement import agree, propose
 from lockstep.parallel.config import ParallelConfig
 from lockstep.worker.config import CacheConfig, GraphConfig, ModelConfig, ScheduleConfig
 from lockstep.worker.graphs.dispatch import create_dispatcher
+from lockstep.worker.graphs.manifest import build_manifest
 from lockstep.worker.graphs.mode import RunMode
 from lockstep.worker.request import Request
 from lockstep.worker.schedule.checks import Limits, QueueFull, check_request
 from lockstep.worker.schedule.group import LockstepGroup, StepInFlight
+from lockstep.worker.schedule.late_captures import LateCaptures
 from lockstep.worker.schedule.policy import LoadBalancer
 from lockstep.worker.schedule.replica import Due, Replica
 from lockstep.worker.schedule.results import read_result
@@ -53,9 +62,9 @@ class Scheduler:
         self.parallel = parallel
         self._schedule = schedule
         self._query_len = query_len
-        dispatcher = create_dispatcher(graph, schedule, query_len)
-        self._dispatch = dispatcher.dispatch
-        self._steps = StepCounts(dispatcher)
+        self._dispatcher = create_dispatcher(graph, schedule, query_len)
+        self._manifest = build_manifest(self._dispatcher, capture=graph.capture)
+        self._steps = StepCounts(self._dispatcher)
         self._limits = Limits(
             model.vocab_size, schedule.max_model_len, cache.block_size, min(blocks) - 1
         )
@@ -81,6 +90,7 @@ class Scheduler:
             LockstepGroup(
                 first,
                 self._replicas[first : first + size],
+                LateCaptures(self._dispatcher, self._manifest),
                 max_prefill_defer_steps=self._schedule.max_prefill_defer_steps,
             )
             for first in range(0, len(self._replicas), size)
@@ -140,6 +150,8 @@ class Scheduler:
         ours = self._groups[group]
         if len(ours.in_flight) >= max(1, self._schedule.run_ahead) or not ours.has_work():
             return None
+        if ours.captures.due(ours.next_step_id):
+            return self.plan_capture(group)
         dues = [replica.settle() for replica in ours.replicas]
         if not self._make_room(ours, dues) or not ours.has_work():
             return None
@@ -154,10 +166,25 @@ class Scheduler:
         proposals = [
             propose(plan, max_mode=RunMode.FULL, query_len=self._query_len) for plan in plans
         ]
-        agreement = ours.agree(proposals, self._dispatch, query_len=self._query_len)
+        dispatch = ours.captures.dispatcher.dispatch
+        agreement = ours.agree(proposals, dispatch, query_len=self._query_len)
         self._steps.count(ours.first_dp_rank, agreement, proposals)
         step_id = ours.launch(agreement, [lanes for _, lanes in built])
         return StepPlan(self.epoch, step_id, agreement, plans)
+
+    def plan_capture(self, group: int) -> StepPlan | None:
+        """The capture of a group's next late graph; None if none is left, or steps are in flight.
+
+        A step of its own, so that all ranks of the group capture between the same two steps.
+        """
+        ours = self._groups[group]
+        if ours.in_flight or not ours.captures.num_left:
+            return None
+        idle = [ReplicaPlan(0) for _ in ours.replicas]
+        proposals = [propose(plan, max_mode=RunMode.FULL) for plan in idle]
+        agreement = agree(proposals, self._dispatcher.dispatch, query_len=self._query_len)
+        step_id, position = ours.order_capture(agreement)
+        return StepPlan(self.epoch, step_id, agreement, idle, capture=position)
 
     def _make_room(self, group: LockstepGroup, dues: list[Due]) -> bool:
         """False if blocks are short and steps in flight may still free some."""
@@ -185,6 +212,8 @@ class Scheduler:
         if lanes is None:
             self._counts["dropped_results"] += 1
             return []
+        if result.captured is not None:
+            self._replicas[result.dp_rank].late_graphs.append(result.captured)
         self._counts["bad_lanes"] += len(result.bad_lanes)
         return read_result(
             self._replicas[result.dp_rank],
@@ -224,6 +253,7 @@ class Scheduler:
             batch_sizes=self._steps.batch_sizes(),
             num_bad_lanes=self._counts["bad_lanes"],
             epoch=self.epoch,
+            num_late_graphs=self._manifest.num_late,
         )
 
     def check_conserved(self) -> None:
@@ -250,4 +280,5 @@ def _replica_stats(replica: Replica) -> ReplicaStats:
         num_cached_tokens=replica.waiting.num_cached_tokens,
         num_looked_up_tokens=replica.waiting.num_looked_up_tokens,
         queue_seconds=replica.waiting.queue_seconds,
+        late_graphs=list(replica.late_graphs),
     )

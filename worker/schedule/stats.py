@@ -2,6 +2,7 @@
 
 import msgspec
 
+from lockstep.comm.messages import GraphCost
 from lockstep.worker.schedule.histogram import Histogram
 from lockstep.worker.schedule.step_times import StepTimes
 
@@ -9,7 +10,8 @@ from lockstep.worker.schedule.step_times import StepTimes
 class ReplicaStats(msgspec.Struct, frozen=True):
     """State of one replica; blocks without the padding block.
 
-    ``queue_seconds`` is how long requests waited for their first lane.
+    ``queue_seconds`` is how long requests waited for their first lane. ``late_graphs`` were
+    captured while serving.
     """
 
     num_waiting: int
@@ -22,6 +24,7 @@ class ReplicaStats(msgspec.Struct, frozen=True):
     num_cached_tokens: int
     num_looked_up_tokens: int
     queue_seconds: Histogram
+    late_graphs: list[GraphCost] = []
 
 
 class GraphUse(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +52,8 @@ class SchedulerStats(msgspec.Struct, frozen=True):
     ``batch_sizes`` counts a replica's steps by the real tokens of its batch. ``num_bad_lanes``
     counts requests that ended because their logits were not finite. ``epoch`` is the life number
     of the ranks: how often they were started anew. Who runs the scheduler adds ``step_times`` of
-    each lockstep group, and the longest pause of the garbage collector in its process.
+    each lockstep group, and the longest pause of the garbage collector in its process. ``num_late_graphs`` is
+    how many sizes every replica captures while serving.
     """
 
     replicas: list[ReplicaStats]
@@ -65,3 +69,4 @@ class SchedulerStats(msgspec.Struct, frozen=True):
     epoch: int = 0
     step_times: list[StepTimes] = []
     longest_gc_pause_s: float = 0.0
+    num_late_graphs: int = 0
