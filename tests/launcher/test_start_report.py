@@ -1,10 +1,16 @@
 """The lines that a user sees after a start."""
 
+from pathlib import Path
+
 import msgspec
+import pytest
+from launched import answers, generate_arguments, run_here
 
 from lockstep.comm.messages import GraphCost, MemoryReport, WorkerReady
 from lockstep.launcher.engine import EngineSummary
+from lockstep.launcher.local import start_inline_engine
 from lockstep.launcher.start_report import late_report, start_report
+from lockstep.worker.schedule.histogram import empty_histogram
 from lockstep.worker.schedule.stats import ReplicaStats, SchedulerStats
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -66,7 +72,8 @@ def test_what_comes_later_is_announced_and_then_told_with_its_cost() -> None:
     kept = "(30.0 MiB left free for all of them)"
     assert lines(ready)[2] == f"3 more sizes are captured while serving {kept}"
     summary = EngineSummary(launcher="test", ready=[ready] * 4)
-    replicas = [ReplicaStats(*[0] * 9, late_graphs=costs) for costs in (COSTS, COSTS[1:])]
+    none = empty_histogram(())
+    replicas = [ReplicaStats(*[0] * 9, none, costs) for costs in (COSTS, COSTS[1:])]
     counts = SchedulerStats(replicas, {}, 0, 0, {}, 0, 0, num_late_graphs=3)
     assert late_report(summary, counts) == [
         f"replica 0 captured 2 of 3 sizes while serving, in 1.75 s, which took 256.0 MiB {kept}",
@@ -77,3 +84,17 @@ def test_what_comes_later_is_announced_and_then_told_with_its_cost() -> None:
         "replica 1 captured 1 of 3 sizes while serving, in 0.50 s"
     )
     assert late_report(summary, SchedulerStats(replicas, {}, 0, 0, {}, 0, 0)) == []
+
+
+def test_generate_with_lazy_capture_gives_the_same_answers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = generate_arguments(tmp_path, max_tokens=60, tp=1)
+    run_here(arguments, start_inline_engine)
+    eager = answers(tmp_path)
+    assert "while serving" not in capsys.readouterr().err
+    run_here([*arguments, "--capture", "lazy"], start_inline_engine)
+    assert answers(tmp_path) == eager and len(eager[0]) == 60
+    told = capsys.readouterr().err
+    assert "lockstep: 8 more sizes are captured while serving\n" in told
+    assert "lockstep: replica 0 captured 3 of 8 sizes while serving, in " in told

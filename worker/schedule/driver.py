@@ -12,7 +12,6 @@ from lockstep.comm.codec import decode_result, encode
 from lockstep.comm.errors import CommError, PeerLost
 from lockstep.comm.messages import (
     AddRequest,
-    StepPlan,
     StepResult,
     StopWorkers,
     TokenDelta,
@@ -190,22 +189,18 @@ class SchedulerDriver:
         self._publish(self._scheduler.commit(result))
         ended = time.monotonic()
         times.commit.observe(ended - began)
-        times.launch.observe(result.launch_s)
-        if self._scheduler.oldest_step(group) is not oldest:
-            times.step.observe(ended - self._since[group])
+        landed = self._scheduler.oldest_step(group) is not oldest
+        if result.captured is None:
+            times.launch.observe(result.launch_s)
+            if landed:
+                times.step.observe(ended - self._since[group])
+        if landed:
             self._since[group] = ended
 
     def _give_plan(self, group: int) -> bool:
         began = time.monotonic()
         was_idle = self._scheduler.oldest_step(group) is None
-        return self._give(group, self._scheduler.plan(group), was_idle=was_idle)
-
-    def _use_idle_time(self) -> None:
-        """Nothing has come for a while: each group captures a graph that is still to come."""
-        for group in range(self._scheduler.num_groups):
-            self._give(group, self._scheduler.plan_capture(group), was_idle=True)
-
-    def _give(self, group: int, plan: StepPlan | None, *, was_idle: bool) -> bool:
+        plan = self._scheduler.plan(group)
         if plan is None:
             return False
         if was_idle:
@@ -213,6 +208,14 @@ class SchedulerDriver:
         self._plans[group].write(encode(plan), timeout_s=self._step_timeout_s)
         self._times[group].plan.observe(time.monotonic() - began)
         return True
+
+    def _use_idle_time(self) -> None:
+        """Nothing has come for a while: each group captures a graph that is still to come."""
+        for group, writer in enumerate(self._plans):
+            plan = self._scheduler.plan_capture(group)
+            if plan is not None:
+                self._since[group] = time.monotonic()
+                writer.write(encode(plan), timeout_s=self._step_timeout_s)
 
     def _publish(self, deltas: list[TokenDelta]) -> None:
         self._inbox.forget(deltas)

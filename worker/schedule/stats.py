@@ -52,8 +52,8 @@ class SchedulerStats(msgspec.Struct, frozen=True):
     ``batch_sizes`` counts a replica's steps by the real tokens of its batch. ``num_bad_lanes``
     counts requests that ended because their logits were not finite. ``epoch`` is the life number
     of the ranks: how often they were started anew. Who runs the scheduler adds ``step_times`` of
-    each lockstep group, and the longest pause of the garbage collector in its process. ``num_late_graphs`` is
-    how many sizes every replica captures while serving.
+    each lockstep group, and the longest pause of the garbage collector in its process.
+    ``num_late_graphs`` is how many sizes every replica captures while serving.
     """
 
     replicas: list[ReplicaStats]
