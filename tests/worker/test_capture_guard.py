@@ -1,6 +1,7 @@
 """What a graph cannot hold is refused while it is captured, with the descriptor and the line."""
 
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -125,3 +126,12 @@ def test_no_capture_without_the_session_that_a_manifest_opens() -> None:
         session.capture(lambda: None)
     with pytest.raises(GraphError, match="no capture was ordered"):
         session.capture(lambda: None)
+
+
+def test_what_a_thread_lets_go_a_moment_later_was_not_kept() -> None:
+    with CaptureGuard(CPU) as guard:
+        sent = [torch.zeros(4) + 1]
+    sender = threading.Timer(0.05, sent.clear)
+    sender.start()
+    guard.check_kept()
+    sender.join()

@@ -233,7 +233,7 @@ def test_a_rank_that_fails_in_a_late_capture_ends_all_with_its_traceback() -> No
         fail_late_on_rank_1, 2, msgspec.msgpack.encode(config), adds(), gloo=False
     )
     assert isinstance(failing.error, CaptureFailed), failing
-    assert "at size 4: AttributeError" in str(failing.error)
+    assert "at size 4 in segments: AttributeError" in str(failing.error)
     assert "segments.flow.hidden.nonexistent" in failing.traceback
     assert isinstance(waiting.error, PeerLost) and waiting.error.global_rank == 1
     assert "gave up (AttributeError" in str(waiting.error)

@@ -7,6 +7,7 @@ import gc
 import linecache
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import FrameType, TracebackType
@@ -21,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from lockstep.worker.graphs.errors import HostSync, OutsidePool
 
+_LET_GO_S = 1.0
 _NOT_OURS = (os.path.dirname(torch.__file__), __file__)
 
 # What Python asks of a tensor, by itself or for an ``if``.
@@ -86,6 +88,10 @@ class CaptureGuard:
         """
         if self._kept():
             gc.collect()
+        # A thread of gloo may hold what it has sent for a moment after the collective is over.
+        deadline = time.monotonic() + _LET_GO_S
+        while self._kept() and time.monotonic() < deadline:
+            time.sleep(0.001)
         for place in self._kept():
             raise OutsidePool(f"a tensor made while capturing is kept: {place}")
 
