@@ -118,8 +118,15 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ValueError(f"run_ahead={self.run_ahead} needs async_scheduling")
 
 
-def read_toml(path: Path) -> dict[str, Any]:
+class NoSettings(msgspec.Struct, frozen=True):
+    """What a file holds beside the settings of an engine, for a command that has no others."""
+
+
+def read_toml(path: Path, beside: type[msgspec.Struct] = NoSettings) -> dict[str, Any]:
     """Keys of a TOML file as field names; ``max-num-seqs`` is read as ``max_num_seqs``.
+
+    Args:
+        beside: settings of this struct may stand in the file too.
 
     Raises:
         ConfigError: the file cannot be read, is not TOML, or has a key or value that cannot be;
@@ -128,7 +135,10 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
         settings = {key.replace("-", "_"): value for key, value in data.items()}
-        convert({"model": "", **settings}, LaunchConfig)
+        others = {k: v for k, v in settings.items() if k in beside.__struct_fields__}
+        convert(others, beside)
+        own = {key: value for key, value in settings.items() if key not in others}
+        convert({"model": "", **own}, LaunchConfig)
     except (OSError, ValueError) as error:
         raise ConfigError(f"--config {path}: {error}") from None
     return settings

@@ -41,7 +41,7 @@ def parse(argv: Sequence[str]) -> ServeCommand:
         SystemExit: help was asked for.
     """
     namespace = _parser().parse_args(argv)
-    settings = read_toml(Path(namespace.config)) if namespace.config else {}
+    settings = read_toml(Path(namespace.config), ServeOptions) if namespace.config else {}
     known = ServeOptions.__struct_fields__
     server = {name: settings.pop(name) for name in known if name in settings}
     server |= flags.given(namespace, ServeOptions)

@@ -41,7 +41,8 @@ def serve(config: LaunchConfig, options: ServeOptions, start_engine: StartEngine
     """
     server = _Server(config, options, start_engine)
     try:
-        return server.run(open_socket(options))
+        with open_socket(options) as sock:
+            return server.run(sock)
     except KeyboardInterrupt:
         # Asked to stop while loading.
         return 0

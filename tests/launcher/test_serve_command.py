@@ -1,0 +1,142 @@
+"""Settings of a server: flags, file, environment. And the sockets that they ask for."""
+
+import http.client
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from lockstep.launcher.errors import ConfigError
+from lockstep.launcher.serve.app import create_app
+from lockstep.launcher.serve.command import parse
+from lockstep.launcher.serve.http_server import HttpServer
+from lockstep.launcher.serve.listen import open_socket, url_of
+from lockstep.launcher.serve.options import ServeOptions
+from lockstep.launcher.serve.state import ServerState
+
+
+@pytest.fixture(autouse=True)
+def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCKSTEP_API_KEY", raising=False)
+
+
+def test_a_model_is_named_with_or_without_its_flag() -> None:
+    assert parse(["m", "--port", "1"]).launch.model == parse(["--model", "m"]).launch.model == "m"
+    assert parse(["m"]).options == ServeOptions()
+    with pytest.raises(ConfigError, match="model is given twice: 'm' and --model"):
+        parse(["m", "--model", "n"])
+    with pytest.raises(ConfigError, match="model is required"):
+        parse([])
+
+
+def test_flags_stand_above_the_file_which_holds_settings_of_both_kinds(tmp_path: Path) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text('model = "m"\nport = 1\nhost = "::1"\nmax-num-seqs = 3\napi-key = ["k"]\n')
+    command = parse(["--config", str(file), "--port", "2"])
+    assert (command.options.port, command.options.host) == (2, "::1")
+    assert command.options.api_key == ("k",)
+    assert (command.launch.model, command.launch.max_num_seqs) == ("m", 3)
+
+
+def test_a_bad_setting_in_the_file_is_named_with_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "serve.toml"
+    for line in ("port = 70000", "shutdown-timeout = 'long'", "prot = 1", "max-num-seqs = 0"):
+        file.write_text(line)
+        field = line.partition(" ")[0].replace("-", "_")
+        with pytest.raises(ConfigError, match=f"--config {file}: .*{field}"):
+            parse(["m", "--config", str(file)])
+
+
+def test_keys_come_from_flags_or_else_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCKSTEP_API_KEY", "from outside")
+    assert parse(["m"]).options.api_key == ("from outside",)
+    assert parse(["m", "--api-key", "a", "--api-key", "b"]).options.api_key == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--port", "70000"], "port"),
+        (["--shutdown-timeout", "-1"], "shutdown_timeout"),
+        (["--ssl-keyfile", "k"], "ssl_keyfile and ssl_certfile must be given together"),
+        (["--portt", "1"], "unrecognized arguments: --portt 1"),
+        (["--max-num-seqs", "0"], "max_num_seqs"),
+    ],
+)
+def test_bad_settings_are_named(flags: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse(["m", *flags])
+
+
+@contextmanager
+def probes(options: ServeOptions) -> Iterator[socket.socket]:
+    """The socket of a server that has no engine yet."""
+    with open_socket(options) as sock:
+        server = HttpServer(create_app(ServerState(options)), sock, options)
+        with server.running():
+            yield sock
+
+
+def health(connection: http.client.HTTPConnection) -> int:
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def test_a_unix_socket_replaces_the_one_of_a_server_before(tmp_path: Path) -> None:
+    options = ServeOptions(uds=str(tmp_path / "s"))
+    open_socket(options).close()
+    with probes(options) as sock:
+        assert url_of(sock, options) == f"unix:{options.uds}"
+        connection = http.client.HTTPConnection("localhost")
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.connect(options.uds)
+        assert health(connection) == 200
+
+
+def test_a_file_is_not_taken_for_a_socket(tmp_path: Path) -> None:
+    path = tmp_path / "precious"
+    path.write_text("words")
+    with pytest.raises(ConfigError, match=f"cannot listen on {path}"):
+        open_socket(ServeOptions(uds=str(path)))
+    assert path.read_text() == "words"
+
+
+def test_an_address_that_is_not_ours_is_named() -> None:
+    with pytest.raises(ConfigError, match="cannot listen on 203.0.113.7 port 0"):
+        open_socket(ServeOptions(host="203.0.113.7", port=0))
+    with pytest.raises(ConfigError, match="cannot listen on no.such.invalid port 0"):
+        open_socket(ServeOptions(host="no.such.invalid", port=0))
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
+def test_https(tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost",
+         "-addext", "subjectAltName=DNS:localhost", "-keyout", key, "-out", certificate],
+        check=True, capture_output=True, env=os.environ | {"RANDFILE": str(tmp_path / "r")},
+    )  # fmt: skip
+    options = ServeOptions(
+        host="127.0.0.1", port=0, ssl_keyfile=str(key), ssl_certfile=str(certificate)
+    )
+    with probes(options) as sock:
+        port = sock.getsockname()[1]
+        assert url_of(sock, options) == f"https://127.0.0.1:{port}"
+        trust = ssl.create_default_context(cafile=str(certificate))
+        assert health(http.client.HTTPSConnection("localhost", port, context=trust)) == 200
+
+
+def test_a_key_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    missing = str(tmp_path / "none.pem")
+    with pytest.raises(ConfigError, match="ssl_keyfile and ssl_certfile"):
+        with probes(ServeOptions(port=0, ssl_keyfile=missing, ssl_certfile=missing)):
+            pass
