@@ -8,6 +8,7 @@ from tokenizers import Tokenizer as Backend
 
 from lockstep.launcher.chat_template import ChatTemplate, Message
 from lockstep.launcher.detokenize import IncrementalDetokenizer
+from lockstep.launcher.token_bytes import TokenBytes
 from lockstep.worker.weights.gguf_metadata import open_gguf
 from lockstep.worker.weights.gguf_tokenizer import tokenizer_files
 
@@ -31,6 +32,7 @@ class Tokenizer:
         self._bos_id = backend.token_to_id(bos_token) if bos_token else None
         self._template = template
         self._byte_tokens = _byte_tokens(backend)
+        self._token_bytes = TokenBytes(backend, self._byte_tokens)
 
     @property
     def has_chat_template(self) -> bool:
@@ -78,6 +80,10 @@ class Tokenizer:
         text: str = self._backend.decode([token_id], skip_special_tokens=False)
         return text
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """Bytes of one token, special ones included; they may be part of a character."""
+        return self._token_bytes.of(token_id)
+
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         try:
             text.encode()
@@ -112,6 +118,9 @@ class NoTokenizer:
 
     def token_text(self, token_id: int) -> str:
         return ""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return b""
 
 
 AnyTokenizer = Tokenizer | NoTokenizer

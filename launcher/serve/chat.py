@@ -1,5 +1,6 @@
 """``/v1/chat/completions``: a conversation, answered through the model's own template."""
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import msgspec
@@ -14,7 +15,7 @@ from lockstep.launcher.serve.answer import Answer
 from lockstep.launcher.serve.body import Record, refuse, sampling_of, take_fields
 from lockstep.launcher.serve.call import UNSUPPORTED, Call, choices_of
 from lockstep.launcher.serve.generation import Event, Generation
-from lockstep.launcher.serve.logprob_shapes import ChatLogprobs, chat_logprobs
+from lockstep.launcher.serve.logprob_shapes import ChatLogprobs, Described, chat_logprobs
 from lockstep.launcher.serve.state import name_of, read_call
 from lockstep.launcher.serve.usage import Usage, usage_of
 
@@ -80,9 +81,10 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
 class ChatShape:
     """Writes chat completions of a call with ``n`` choices."""
 
-    def __init__(self, model: str, n: int) -> None:
+    def __init__(self, model: str, n: int, token_bytes: Callable[[int], bytes]) -> None:
         self._model = model
         self._n = n
+        self._token_bytes = token_bytes
 
     def opening(self, generation: Generation) -> list[msgspec.Struct]:
         begin = ChatDelta(role="assistant")
@@ -94,7 +96,7 @@ class ChatShape:
         choice = ChatChoice(
             index=index,
             delta=ChatDelta(content=piece.text),
-            logprobs=chat_logprobs(piece.logprobs) if piece.logprobs else None,
+            logprobs=self._logprobs(piece.logprobs or None),
             finish_reason=reason,
         )
         return self._chunk(generation, [choice], usage_of(generation, self._n) if usage else UNSET)
@@ -103,7 +105,7 @@ class ChatShape:
         return self._chunk(generation, [], usage_of(generation, self._n))
 
     def whole(self, generation: Generation) -> msgspec.Struct:
-        choices = [_choice(output) for output in generation.outputs()]
+        choices = [self._choice(output) for output in generation.outputs()]
         usage = usage_of(generation, self._n)
         return self._completion("chat.completion", generation, choices, usage)
 
@@ -131,14 +133,16 @@ class ChatShape:
             usage=usage,
         )
 
+    def _choice(self, output: RequestOutput) -> ChatChoice:
+        return ChatChoice(
+            index=output.index,
+            message=ChatMessage(content=output.text),
+            logprobs=self._logprobs(output.logprobs),
+            finish_reason=output.finish_reason,
+        )
 
-def _choice(output: RequestOutput) -> ChatChoice:
-    return ChatChoice(
-        index=output.index,
-        message=ChatMessage(content=output.text),
-        logprobs=None if output.logprobs is None else chat_logprobs(output.logprobs),
-        finish_reason=output.finish_reason,
-    )
+    def _logprobs(self, described: Described | None) -> ChatLogprobs | None:
+        return None if described is None else chat_logprobs(described, self._token_bytes)
 
 
 async def chat_completions(request: Request) -> Response:
@@ -149,7 +153,7 @@ async def chat_completions(request: Request) -> Response:
     service.check_model(call.model)
     given = await service.offload(lambda: prompt_of(call, record))
     requests = choices_of([await service.prepare(service.chat, given)], call.n)
-    shape = ChatShape(service.card.id, call.n)
+    shape = ChatShape(service.card.id, call.n, service.tokenizer.token_bytes)
     name = name_of(request, call.request_id)
     return Answer(lambda: service.serve("chatcmpl", requests, name), shape, call.streaming)
 

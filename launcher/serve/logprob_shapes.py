@@ -1,5 +1,6 @@
 """Log-probabilities as the two APIs of OpenAI write them."""
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -55,20 +56,15 @@ def _best(described: dict[str, Any]) -> dict[str, float]:
     return dict(reversed(pairs))
 
 
-def chat_logprobs(described: Described) -> ChatLogprobs:
-    """Of tokens as an ``OutputAssembler`` describes them."""
+def chat_logprobs(described: Described, token_bytes: Callable[[int], bytes]) -> ChatLogprobs:
+    """Of tokens as an ``OutputAssembler`` describes them; bytes are given by their id."""
+
+    def name(each: dict[str, Any]) -> tuple[str, float, list[int]]:
+        return each["token"], each["logprob"], list(token_bytes(each["token_id"]))
+
     return ChatLogprobs(
         [
-            ChatLogprob(
-                each["token"],
-                each["logprob"],
-                _bytes(each["token"]),
-                [TopLogprob(t["token"], t["logprob"], _bytes(t["token"])) for t in each["top"]],
-            )
+            ChatLogprob(*name(each), [TopLogprob(*name(top)) for top in each["top"]])
             for each in described
         ]
     )
-
-
-def _bytes(text: str) -> list[int]:
-    return list(text.encode())

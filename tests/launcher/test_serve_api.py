@@ -214,6 +214,9 @@ def test_logprobs_of_chat(served: Served) -> None:
         "bytes": [104],
         "top_logprobs": [{"token": "h", "logprob": -0.5, "bytes": [104]}],
     }
+    halves = served.ask(CHAT, call | say(SMILE)).json()["choices"][0]["logprobs"]["content"][1:-1]
+    assert {half["token"] for half in halves} == {"\ufffd"}
+    assert bytes(byte for half in halves for byte in half["bytes"]) == SMILE.encode()
     events = served.ask(CHAT, call | {"stream": True}).events()[1:]
     assert [event["choices"][0]["logprobs"]["content"] for event in events] == [[w] for w in whole]
 

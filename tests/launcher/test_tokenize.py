@@ -112,6 +112,18 @@ def test_half_a_character_is_never_shown() -> None:
     assert pieces == ["x", "", "", "", "\U0001f600", "y"]
 
 
+@pytest.mark.parametrize("backend", [byte_level(), byte_fallback()], ids=["level", "fallback"])
+def test_every_byte_is_known_by_its_token(backend: Backend) -> None:
+    tokenizer = tokenizer_of(backend)
+    names = [f"<0x{b:02X}>" for b in range(256)]
+    fallback = backend.token_to_id(names[0]) is not None
+    data = bytes(range(256))
+    ids = [backend.token_to_id(n) for n in names] if fallback else ids_of_bytes(backend, data)
+    assert b"".join(map(tokenizer.token_bytes, ids)) == data
+    special = "<unk>" if fallback else "</s>"
+    assert tokenizer.token_bytes(backend.token_to_id(special)) == special.encode()
+
+
 def test_invalid_bytes_do_not_stall() -> None:
     backend = byte_level()
     stream = tokenizer_of(backend).detokenizer()
