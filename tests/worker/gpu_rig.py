@@ -53,6 +53,7 @@ def gpu_config(
     run_ahead: int = 2,
     max_num_batched_tokens: int = 1024,
     capture_sizes: tuple[int, ...] | None = None,
+    capture: str = "eager",
 ) -> WorkerConfig:
     return WorkerConfig(
         model=msgspec.structs.replace(GPU_TINY, dtype=dtype),
@@ -68,7 +69,7 @@ def gpu_config(
             max_model_len=MAX_MODEL_LEN,
             run_ahead=run_ahead,
         ),
-        graph=GraphConfig(mode=graph_mode, capture_sizes=capture_sizes),
+        graph=GraphConfig(mode=graph_mode, capture_sizes=capture_sizes, capture=capture),
         model_path="",
         load_format="dummy",
         dtype=dtype,

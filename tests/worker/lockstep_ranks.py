@@ -4,16 +4,19 @@ All ranks hold the same scheduler and feed it the same results, so they hold the
 """
 
 from collections import deque
+from collections.abc import Iterator
 
 import msgspec
 from inline import Served, make_scheduler
 from ranks import Rank, join
 
 from lockstep.comm.codec import decode_result, encode
-from lockstep.comm.messages import AddRequest, StepPlan, StepResult
+from lockstep.comm.messages import AddRequest, GraphCost, StepPlan, StepResult
 from lockstep.parallel.topology import Topology
 from lockstep.worker.config import WorkerConfig
 from lockstep.worker.loop import Worker
+from lockstep.worker.results import Pending
+from lockstep.worker.schedule import late_captures
 from lockstep.worker.schedule.scheduler import Scheduler
 
 
@@ -33,6 +36,24 @@ def serve_on_ranks(
     worker.close()
     topology.destroy()
     return outcome
+
+
+def serve_and_capture(
+    rank: Rank, config_bytes: bytes, adds: list[AddRequest], device: str = "cpu"
+) -> tuple[dict[str, list[int]], list[int], list[GraphCost]]:
+    """(tokens by request, places of the graphs ordered, what was captured for them) of a rank."""
+    late_captures.STEPS_BETWEEN = 2
+    captured, launch = list[GraphCost](), Worker.launch
+
+    def noted(worker: Worker, plan: StepPlan) -> Iterator[Pending]:
+        for pending in launch(worker, plan):
+            cost = pending.result().captured if plan.capture is not None else None
+            captured.extend([cost] if cost else [])
+            yield pending
+
+    Worker.launch = noted
+    tokens, plans = serve_on_ranks(rank, config_bytes, adds, device)
+    return tokens, [plan.capture for plan in plans if plan.capture is not None], captured
 
 
 def run_together(

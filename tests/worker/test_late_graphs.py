@@ -7,7 +7,7 @@ import msgspec
 import pytest
 import torch
 from inline import SPEC, Served, alone_topology, make_scheduler, request, run_turns, worker_config
-from lockstep_ranks import serve_on_ranks
+from lockstep_ranks import serve_and_capture, serve_on_ranks
 from ranks import Rank, rank_outcomes, run_ranks
 from rig import chunk, eager, full, join, make_rig, tokens_of
 
@@ -175,25 +175,6 @@ def test_only_the_next_graph_of_the_manifest_can_be_ordered(
         lazy_worker.execute(order(7, 4))
 
 
-def serve_and_list(
-    rank: Rank, config_bytes: bytes, requests: list[AddRequest]
-) -> tuple[dict[str, list[int]], list[int | None], list[int]]:
-    """(tokens, captures as planned, sizes as captured) of this rank."""
-    captured: list[int] = []
-    late_captures.STEPS_BETWEEN = 2
-    capture_next = Worker.launch
-
-    def noted(worker: Worker, plan: StepPlan):
-        for pending in capture_next(worker, plan):
-            if plan.capture is not None:
-                captured.append(pending.result().captured.num_tokens)
-            yield pending
-
-    Worker.launch = noted
-    tokens, plans = serve_on_ranks(rank, config_bytes, requests)
-    return tokens, [plan.capture for plan in plans if plan.capture is not None], captured
-
-
 @pytest.mark.parametrize(
     "parallel",
     [
@@ -206,11 +187,12 @@ def test_all_ranks_capture_alike_and_give_the_tokens_of_one(
     parallel: ParallelConfig, expected: dict[str, list[int]]
 ) -> None:
     config = worker_config(parallel=parallel, graph_mode="FULL_AND_PIECEWISE", capture="lazy")
-    outcomes = run_ranks(serve_and_list, 2, msgspec.msgpack.encode(config), adds(), gloo=False)
-    first, second = outcomes
-    assert first == second
-    assert first[0] == expected
-    assert len(first[1]) == len(first[2]) >= 4
+    outcomes = run_ranks(serve_and_capture, 2, msgspec.msgpack.encode(config), adds(), gloo=False)
+    (tokens, ordered, costs), other = outcomes
+    assert (tokens, ordered) == other[:2] and tokens == expected
+    sizes = [(cost.num_tokens, cost.uniform_query_len) for cost in costs]
+    assert sizes == [(cost.num_tokens, cost.uniform_query_len) for cost in other[2]]
+    assert len(ordered) == len(sizes) >= 4
 
 
 def fail_late_on_rank_1(rank: Rank, config_bytes: bytes, requests: list[AddRequest]) -> None:
