@@ -1,6 +1,7 @@
 """Collectives of one group, with deadlines, a latched error and a ledger. Size 1 does nothing."""
 
 from collections.abc import Callable
+from copy import copy
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -57,6 +58,14 @@ class Communicator:
         communicator = cls(None)
         communicator.ranks = (global_rank,)
         return communicator
+
+    def outside_compilation(self) -> "Communicator":
+        """The same one for code that is compiled around it: its sums are called as ever."""
+        if self.size == 1:
+            return self
+        twin = copy(self)
+        vars(twin)["all_reduce"] = torch.compiler.disable(self.all_reduce)  # type: ignore[no-untyped-call]
+        return twin
 
     @property
     def all_reduce_choice(self) -> str:

@@ -104,6 +104,7 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     performance_mode: Annotated[
         Literal["balanced", "interactivity", "throughput"], _help("how fine the grid is")
     ] = "balanced"
+    compile: Annotated[bool, _help("torch.compile what lies between attentions")] = False
     attention_backend: Annotated[
         Literal["auto", "reference", "triton", "flashinfer"], _help("auto: triton on CUDA")
     ] = "auto"

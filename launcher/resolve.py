@@ -127,6 +127,7 @@ def plan_worker(
         dtype=_dtype(config, model, device),
         attention_backend=config.attention_backend,
         all_reduce=config.all_reduce,
+        compile=config.compile,
         seed=config.seed or 0,
     )
     _check_kv_bytes(worker)

@@ -48,7 +48,7 @@ def build_model(
     build = model_class(config.model.architecture)
     return build(
         config.model,
-        topology.tp,
+        topology.tp.outside_compilation() if config.compile else topology.tp,
         backend,
         device,
         torch_dtype(config),

@@ -142,4 +142,5 @@ class WorkerConfig(_Config, frozen=True, kw_only=True):
     dtype: Dtype = "bfloat16"
     attention_backend: str = "auto"
     all_reduce: str = "auto"
+    compile: bool = False
     seed: int = 0

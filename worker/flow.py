@@ -34,10 +34,13 @@ class Flow:
         like: Tensor,
     ) -> "Flow":
         """Zeros of the type and on the device of ``like``."""
-        ids = torch.zeros(2, num_tokens, dtype=torch.int64, device=like.device)
+
+        def ids() -> Tensor:
+            return torch.zeros(num_tokens, dtype=torch.int64, device=like.device)
+
         return Flow(
-            token_ids=ids[0],
-            positions=ids[1],
+            token_ids=ids(),
+            positions=ids(),
             heads=like.new_zeros(num_tokens, num_all_heads, head_dim),
             attended=like.new_zeros(num_tokens, num_heads, head_dim),
             residual=like.new_zeros(num_tokens, hidden_size),

@@ -10,6 +10,7 @@ from lockstep.comm.messages import WorkerReady
 from lockstep.parallel.topology import Topology
 from lockstep.worker.assembly import build_attention, build_model
 from lockstep.worker.attention.base import AttentionBackend
+from lockstep.worker.compilation import compile_segments
 from lockstep.worker.config import WorkerConfig
 from lockstep.worker.graphs.dispatch import create_dispatcher
 from lockstep.worker.graphs.manifest import build_manifest
@@ -58,6 +59,8 @@ class StartUp:
             model = self._load()
         with stages.stage("kernels"):
             memory = self._memory.open(model, manifest, stages)
+            if self._config.compile:
+                compile_segments(model)
             bench = Workbench(self._config, self._topology, model, memory.cache)
             bench.warm_up(stages)
         with stages.stage("capture"):

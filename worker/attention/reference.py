@@ -5,7 +5,7 @@ from torch import Tensor
 
 from lockstep.worker.attention.base import AttentionSizes
 from lockstep.worker.forward import AttentionMetadata
-from lockstep.worker.graphs.guard import reading_host_memory
+from lockstep.worker.graphs.guard import unguarded
 from lockstep.worker.graphs.mode import AttentionSupport
 
 _GATHER_BYTES = 64 << 20
@@ -94,7 +94,7 @@ def _longest_context(metadata: AttentionMetadata) -> int:
     """On CUDA the host number, so that nothing waits for the device; on a CPU the real one."""
     if metadata.context_lens.is_cuda:
         return metadata.max_context_len
-    with reading_host_memory():
+    with unguarded():
         return int(metadata.context_lens.max())
 
 

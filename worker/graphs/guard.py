@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C import _len_torch_function_stack
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
@@ -100,9 +101,12 @@ class CaptureGuard:
 
 
 @contextmanager
-def reading_host_memory() -> Iterator[None]:
-    """Let a guard pass over a look at numbers that lie in host memory, where nothing waits."""
-    with torch._C.DisableTorchFunction(), _disable_current_modes():
+def unguarded() -> Iterator[None]:
+    """Pause guards: for a look at host memory, where nothing waits, and for compiled code."""
+    with ExitStack() as paused:
+        for _ in range(_len_torch_function_stack()):
+            paused.enter_context(_pop_mode_temporarily())
+        paused.enter_context(_disable_current_modes())
         yield
 
 

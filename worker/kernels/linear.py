@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lockstep.parallel.placement import TorchLinear
 from lockstep.worker.kernels.activation import silu_and_mul
 from lockstep.worker.kernels.chain import chained, follow, prefetch_rows
 
@@ -177,7 +178,8 @@ class FewRowsLinear:
     def serves(self, x: Tensor, weight: Tensor) -> bool:
         """x [rows, in_size] and weight [out_size, in_size], both of one half type."""
         return (
-            0 < x.shape[0] <= MAX_ROWS
+            not torch.compiler.is_compiling()
+            and 0 < x.shape[0] <= MAX_ROWS
             and x.dtype == weight.dtype
             and x.element_size() == 2
             and x.shape[1] % 8 == 0
@@ -246,6 +248,7 @@ class KernelLinear:
 
     def __init__(self, device: torch.device) -> None:
         self._few_rows = FewRowsLinear(device)
+        self._torch = TorchLinear()
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if self._few_rows.serves(x, weight):
@@ -255,4 +258,6 @@ class KernelLinear:
     def gated(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if self._few_rows.serves(x, weight):
             return self._few_rows.gated(x, weight, bias)
+        if torch.compiler.is_compiling():  # makes a kernel of its own
+            return self._torch.gated(x, weight, bias)
         return silu_and_mul(F.linear(x, weight, bias))

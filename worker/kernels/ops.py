@@ -11,7 +11,7 @@ from lockstep.parallel.placement import LinearOps, TorchLinear
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Root-mean-square norm of x [num_tokens, size], computed in float32 and rounded once."""
-    if x.is_cuda:
+    if _has_kernels(x):
         from lockstep.worker.kernels import norm
 
         return norm.rms_norm(x, weight, eps)
@@ -20,7 +20,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """(norm of the rounded sum, rounded sum) of x and residual, each [num_tokens, size]."""
-    if x.is_cuda:
+    if _has_kernels(x):
         from lockstep.worker.kernels import norm
 
         return norm.add_rms_norm(x, residual, weight, eps)
@@ -44,7 +44,7 @@ def norm_rope_(
         cos_sin: [max_positions, head_dim] float32, cosines, then sines.
         weights: of the q and of the k norm, each [head_dim]; None rotates only.
     """
-    if q.is_cuda:
+    if _has_kernels(q):
         from lockstep.worker.kernels import rope
 
         rope.norm_rope_(q, k, positions, cos_sin, weights, eps)
@@ -54,6 +54,11 @@ def norm_rope_(
         wide = x.float() if weight is None else _norm(x, weight, eps)
         low, high = wide.chunk(2, dim=-1)
         x.copy_(torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1))
+
+
+def _has_kernels(x: Tensor) -> bool:
+    """Not where torch.compile makes kernels of its own out of the torch paths."""
+    return x.is_cuda and not torch.compiler.is_compiling()
 
 
 def rms_norm_torch(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -3,9 +3,9 @@
 It knows layers and their order. It does not know ranks, files or graphs.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -123,6 +123,36 @@ class DecoderLayer(nn.Module):
         return self.mlp(normed), residual
 
 
+class SegmentFunctions(NamedTuple):
+    """What the segments compute, the same functions for all layers: all there is to compile."""
+
+    opening: Callable[[nn.Module, DecoderLayer, Tensor, Tensor], tuple[Tensor, Tensor]]
+    between: Callable[[DecoderLayer, DecoderLayer, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+    closing: Callable[[DecoderLayer, RMSNorm, Tensor, Tensor], Tensor]
+
+
+def _opening(
+    embed_tokens: nn.Module, layer: DecoderLayer, token_ids: Tensor, positions: Tensor
+) -> tuple[Tensor, Tensor]:
+    return layer.before_attention(embed_tokens(token_ids), None, positions)
+
+
+def _between(
+    before: DecoderLayer,
+    after: DecoderLayer,
+    attended: Tensor,
+    residual: Tensor,
+    positions: Tensor,
+) -> tuple[Tensor, Tensor]:
+    x, residual = before.after_attention(attended, residual)
+    return after.before_attention(x, residual, positions)
+
+
+def _closing(layer: DecoderLayer, norm: RMSNorm, attended: Tensor, residual: Tensor) -> Tensor:
+    x, residual = layer.after_attention(attended, residual)
+    return norm.add(x, residual)[0]
+
+
 class DecoderBody(nn.Module):
     """Embedding, layers and the last norm, in segments that lie between the attentions.
 
@@ -147,22 +177,22 @@ class DecoderBody(nn.Module):
             for layer_id in range(config.num_layers)
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, place)
+        self.segments = SegmentFunctions(_opening, _between, _closing)
 
     def opening(self, token_ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """(heads, residual) for the first attention."""
-        return self.layer(0).before_attention(self.embed_tokens(token_ids), None, positions)
+        return self.segments.opening(self.embed_tokens, self.layer(0), token_ids, positions)
 
     def between(
         self, layer_id: int, attended: Tensor, residual: Tensor, positions: Tensor
     ) -> tuple[Tensor, Tensor]:
         """From the attention before ``layer_id``'s to (heads, residual) for that one."""
-        x, residual = self.layer(layer_id - 1).after_attention(attended, residual)
-        return self.layer(layer_id).before_attention(x, residual, positions)
+        before, after = self.layer(layer_id - 1), self.layer(layer_id)
+        return self.segments.between(before, after, attended, residual, positions)
 
     def closing(self, attended: Tensor, residual: Tensor) -> Tensor:
         """The final-normed hidden state, from the last attention."""
-        x, residual = self.layer(-1).after_attention(attended, residual)
-        return self.norm.add(x, residual)[0]
+        return self.segments.closing(self.layer(-1), self.norm, attended, residual)
 
     def layer(self, layer_id: int) -> DecoderLayer:
         return cast(DecoderLayer, self.layers[layer_id])
