@@ -73,6 +73,7 @@ def make_case(
     device: str = "cpu",
     num_padding_tokens: int = 0,
     spare_blocks: int = 3,
+    max_context: int = 0,
 ) -> PagedCase:
     """All slots outside live contexts hold NaN; blocks are handed out in random order."""
     torch.manual_seed(sum(contexts) + 31 * len(contexts))
@@ -82,7 +83,7 @@ def make_case(
     cache = KVCache.allocate(layout, num_blocks, torch.device(device))
     cache.storage[1:].fill_(float("nan"))
     free = (torch.randperm(num_blocks - 1) + 1).tolist()
-    width = max(blocks_per_row) + 2
+    width = max(max(blocks_per_row) + 2, -(-max_context // block_size))
     table = torch.zeros(len(contexts), width, dtype=torch.int32)
     dense, new_k, new_v, slots = [], [], [], []
     for row, (length, context) in enumerate(zip(query_lens, contexts, strict=True)):

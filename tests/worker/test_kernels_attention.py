@@ -15,6 +15,11 @@ from torch import Tensor
 DEVICE = kernel_device()
 
 from lockstep.worker.attention.triton import TritonAttention  # noqa: E402
+from lockstep.worker.kernels import (  # noqa: E402
+    decode_attention,
+    prefill_attention,
+    store_kv,
+)
 from lockstep.worker.kernels.decode_attention import DecodeWorkspace  # noqa: E402
 
 pytestmark = interpreted
@@ -255,3 +260,54 @@ def test_batches_of_all_sizes_use_the_kernels_of_a_small_warm_up() -> None:
         attend([1], [900])
         attend([300], [300])
     assert later == []
+
+
+class Recorded:
+    """A kernel that notes its grid and every argument that is no tensor."""
+
+    def __init__(self, kernel, log: list[object]) -> None:
+        self._kernel = kernel
+        self._log = log
+
+    def __getitem__(self, grid):
+        def launch(*args, **kwargs):
+            numbers = [arg for arg in args if not isinstance(arg, Tensor)]
+            self._log.append((grid, numbers, sorted(kwargs.items())))
+            return self._kernel[grid](*args, **kwargs)
+
+        return launch
+
+
+GRAPH_TOKENS, LONGEST = 32, 320
+ANY_BATCHES = {
+    "one prompt takes all": ([32, 0, 0, 0, 0, 0], [32, 1, 1, 1, 1, 1]),
+    "decodes and padding": ([1, 1, 1, 0, 1, 0], [300, 1, 17, 1, 5, 1]),
+    "prompts beside decodes": ([1, 11, 0, 2, 1, 5], [40, 30, 1, 2, 1, 5]),
+    "nothing at all": ([0] * 6, [1] * 6),
+}
+
+
+def padded_case(query_lens: list[int], contexts: list[int]) -> PagedCase:
+    """In the form that a graph of any batch holds."""
+    case = make_case(
+        query_lens, contexts, num_padding_tokens=GRAPH_TOKENS - sum(query_lens),
+        max_context=LONGEST, device=DEVICE.type,
+    )  # fmt: skip
+    case.metadata = replace(case.metadata, max_query_len=GRAPH_TOKENS)
+    return case
+
+
+def test_one_graph_holds_for_any_batch_of_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its launches are the same whatever the lengths are, and give each batch's attention."""
+    logs: list[list[object]] = []
+    recorded: list[object] = []
+    for module in (store_kv, prefill_attention, decode_attention):
+        name = f"_{module.__name__.rpartition('.')[2]}_kernel"
+        monkeypatch.setattr(module, name, Recorded(getattr(module, name), recorded))
+    for query_lens, contexts in ANY_BATCHES.values():
+        case = padded_case(query_lens, contexts)
+        out = _attend(case)
+        torch.testing.assert_close(out.float(), case.expected(SCALE, None), rtol=0, atol=2e-5)
+        logs.append(list(recorded))
+        recorded.clear()
+    assert all(log == logs[0] for log in logs) and len(logs[0]) == 3
