@@ -19,6 +19,7 @@ from lockstep.launcher.rank_host import RankWorker
 from lockstep.launcher.reserve import Reservation
 from lockstep.launcher.scheduler_host import MakeDriver
 from lockstep.worker.config import WorkerConfig
+from lockstep.worker.cores import usable_cores
 
 # Settings of libraries that must be the same on all ranks travel with the engine.
 _TRAVELS = ("NCCL_", "GLOO_", "TORCH_", "TRITON_", "HF_", "LOCKSTEP_", "PYTHONHASHSEED")
@@ -78,7 +79,7 @@ def threads_per_rank(env: Mapping[str, str], num_ranks: int) -> int:
     chosen = env.get("OMP_NUM_THREADS", "")
     if chosen.isdecimal() and int(chosen) > 0:
         return int(chosen)
-    return max(1, len(os.sched_getaffinity(0)) // num_ranks)
+    return max(1, usable_cores() // num_ranks)
 
 
 def _create(

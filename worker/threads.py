@@ -4,6 +4,8 @@ import os
 
 import torch
 
+from lockstep.worker.cores import usable_cores
+
 
 def set_thread_counts(device: torch.device, ranks_on_host: int) -> None:
     """Leave the user's OMP_NUM_THREADS alone; otherwise an equal share of the cores.
@@ -12,5 +14,5 @@ def set_thread_counts(device: torch.device, ranks_on_host: int) -> None:
     """
     if "OMP_NUM_THREADS" in os.environ:
         return
-    cores = len(os.sched_getaffinity(0))
-    torch.set_num_threads(1 if device.type == "cuda" else max(1, cores // ranks_on_host))
+    share = max(1, usable_cores() // ranks_on_host)
+    torch.set_num_threads(1 if device.type == "cuda" else share)
