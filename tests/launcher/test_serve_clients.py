@@ -9,11 +9,13 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -32,8 +34,12 @@ RUN = "import sys; from lockstep.launcher.cli import main; sys.exit(main(sys.arg
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    model = write_byte_model(tmp_path_factory.mktemp("model"))
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_byte_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, model: str) -> Iterator[Server]:
     arguments = [
         "serve", model, "--served-model-name", "tiny", "--load-format", "dummy", "--device", "cpu",
         "--host", "127.0.0.1", "--port", "0", "--kv-cache-memory-bytes", "2000000",
@@ -161,6 +167,48 @@ def test_what_benchmark_clients_read(
     if reader.__name__.startswith(("vllm", "aiperf")):
         assert report.samples == 12, "an event a token"
     assert report.prompt_tokens in (None, 5, 7)
+
+
+def run_alone(command: list[str], folder: Path) -> None:
+    """A client that may have a Python of its own."""
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run(command, check=True, env=env, cwd=folder, timeout=200)
+
+
+@pytest.mark.skipif(shutil.which("guidellm") is None, reason="needs guidellm on PATH")
+def test_guidellm_itself(server: Server, model: str, tmp_path: Path) -> None:
+    target = f"http://127.0.0.1:{server.port}"
+    command = [
+        "guidellm", "run", "--disable-progress", "--profile", "kind=concurrent,streams=4",
+        "--backend", f"kind=openai_http,target={target},model=tiny",
+        "--tokenizer", f"kind=huggingface_auto,model={model}",
+        "--data", "kind=synthetic_text,prompt_tokens=30,output_tokens=16",
+        "--constraint", "kind=max_requests,count=20",
+        "--output", f"kind=json,path={tmp_path / 'told.json'}",
+    ]  # fmt: skip
+    run_alone(command, tmp_path)
+    (told,) = json.loads((tmp_path / "told.json").read_text())["benchmarks"]
+    metrics = told["metrics"]
+    assert metrics["request_totals"] == {
+        "successful": 20, "errored": 0, "incomplete": 0, "total": 20,
+    }  # fmt: skip
+    assert metrics["output_token_count"]["successful"]["mean"] == 16
+
+
+@pytest.mark.skipif(shutil.which("aiperf") is None, reason="needs aiperf on PATH")
+def test_aiperf_itself(server: Server, model: str, tmp_path: Path) -> None:
+    url = f"http://127.0.0.1:{server.port}"
+    command = [
+        "aiperf", "profile", "--model", "tiny", "--url", url, "--tokenizer", model,
+        "--endpoint-type", "chat", "--streaming", "--concurrency", "4", "--request-count", "20",
+        "--synthetic-input-tokens-mean", "40", "--output-tokens-mean", "16", "--ui", "none",
+        "--extra-inputs", "ignore_eos:true", "--use-server-token-count",
+        "--output-artifact-dir", str(tmp_path),
+    ]  # fmt: skip
+    run_alone(command, tmp_path)
+    told = json.loads((tmp_path / "profile_export_aiperf.json").read_text())
+    assert told["error_summary"] == [] and told["completed_request_count"]["avg"] == 20
+    assert told["output_sequence_length"]["avg"] == 16
 
 
 async def come_and_leave(port: int, rng: random.Random) -> None:
