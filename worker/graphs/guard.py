@@ -125,6 +125,11 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._device = device
         self._made = made
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: to skip it, torch would import all of it in the middle of the first capture."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name
         if name in _DATA_DEPENDENT or (name in _INDEXING and _has_mask(args[1])):
