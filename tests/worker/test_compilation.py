@@ -4,12 +4,12 @@ import msgspec
 import pytest
 import torch
 from inline import LOUD_TINY, dummy_model, request, serve, worker_config
-from lockstep_ranks import serve_on_ranks
-from ranks import Rank, run_ranks
+from one_request import new_model
 from rig import decode_alone, tiny_model
+from torch import Tensor
 from torch._dynamo.utils import counters
 
-from lockstep.parallel.config import ParallelConfig
+from lockstep.comm.collectives import Communicator
 from lockstep.worker import compilation
 from lockstep.worker.compilation import compile_segments
 from lockstep.worker.config import WorkerConfig
@@ -70,14 +70,24 @@ def test_without_a_compiler_the_start_says_what_is_missing(monkeypatch) -> None:
         serve(config_of(), requests())
 
 
-def on_ranks(rank: Rank, config_bytes: bytes) -> tuple[dict[str, list[int]], set[int]]:
-    compilation._BACKEND = "aot_eager"
-    tokens, plans = serve_on_ranks(rank, config_bytes, requests())
-    return tokens, {plan.agreement.run_mode for plan in plans}
+class Counting(Communicator):
+    """One of two ranks, whose peer adds nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.size, self.num_sums = 2, 0
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        self.num_sums += 1
+        return x
 
 
-def test_two_ranks_sum_between_what_is_compiled(expected) -> None:
-    parallel = ParallelConfig(tp_size=2, timeout_s=60)
-    config = config_of(parallel=parallel, graph_mode="FULL_AND_PIECEWISE", max_num_batched_tokens=9)
-    outcomes = run_ranks(on_ranks, 2, msgspec.msgpack.encode(config), gloo=False, timeout_s=100)
-    assert outcomes == [(expected, {RunMode.PIECEWISE, RunMode.FULL})] * 2
+def test_ranks_sum_between_what_is_compiled_in_every_step() -> None:
+    tp = Counting()
+    model = new_model(LOUD_TINY, tp.outside_compilation())
+    compile_segments(model)
+    for num_tokens in (1, 5, 9):
+        before = tp.num_sums
+        for index in range(model.num_layers + 1):
+            model.run_segment(index, model.new_flow(num_tokens))
+        assert tp.num_sums - before == 1 + 2 * model.num_layers
