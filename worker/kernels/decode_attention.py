@@ -22,6 +22,7 @@ from lockstep.worker.kernels.store_kv import cache_strides
 
 _MIN_CHUNK = 128
 _PROGRAMS_PER_SM = 4
+_MANY_ROWS = 16
 
 
 @triton.jit
@@ -210,11 +211,18 @@ def _num_sms(device: torch.device) -> int:
     return count
 
 
-def _tile(head_pad: int, element_size: int) -> dict[str, int]:
-    """num_stages 5 keeps two tiles in flight: two stages go into the block table before them."""
+def _tile(head_pad: int, element_size: int, num_rows: int) -> dict[str, int]:
+    """The tile follows from the cache alone, since it shows in the sum; the stages do not.
+
+    Five stages keep two tiles in flight, as the first two go into the block table. Many rows keep
+    the device busier the other way: two stages, and twice the programs on a multiprocessor.
+    """
     if head_pad > 128:
         return {"TILE": 32, "num_stages": 3}
-    return {"TILE": 32 if element_size == 4 else 64, "num_stages": 5}
+    return {
+        "TILE": 32 if element_size == 4 else 64,
+        "num_stages": 5 if num_rows < _MANY_ROWS else 2,
+    }
 
 
 def decode_attention(
@@ -254,5 +262,5 @@ def decode_attention(
         GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)),
         HEAD_DIM=head_dim, HEAD_PAD=head_pad, MIN_CHUNK=_MIN_CHUNK,
         MAX_CHUNKS=max_chunks(num_kv_heads), TOKEN_IS_ROW=metadata.is_decode(num_tokens),
-        num_warps=4, **_tile(head_pad, q.element_size()), **chained(),
+        num_warps=4, **_tile(head_pad, q.element_size(), num_rows), **chained(),
     )  # fmt: skip

@@ -21,9 +21,10 @@ from lockstep.worker.kernels.chain import chained, follow, prefetch_rows
 MAX_ROWS = 16
 ENOUGH_PROGRAMS = 256
 _PART_FLOATS = 1 << 20
-# Larger weights keep the device busy from kernel to kernel: an early start would only take
-# bandwidth from the kernel that runs.
+# Larger weights keep the device busy from kernel to kernel: fetching them ahead would only take
+# bandwidth from the kernel that runs, and with several rows an early start does so too.
 SMALL_WEIGHT = 1 << 23
+LEAST_AHEAD = 64  # elements: one line of a row
 
 
 @triton.jit
@@ -150,19 +151,22 @@ def one_row_tiles(in_size: int, *, gated: bool) -> Tiles:
     return Tiles(2, min(4096, width)) if gated else Tiles(4, min(2048, width), num_warps=8)
 
 
-def few_rows_tiles(out_size: int, in_size: int) -> Tiles:
+def few_rows_tiles(out_size: int, in_size: int, *, gated: bool) -> Tiles:
     """Two tiles of 32 KB in flight a program, and splits where the tiles leave the device idle."""
+    if gated and out_size * in_size > SMALL_WEIGHT:
+        return Tiles(64, 128, num_stages=5)
     tile_n, tile_k = 32, 256
     num_tiles = triton.cdiv(out_size, tile_n)
     splits = min(ENOUGH_PROGRAMS // num_tiles, triton.cdiv(in_size, tile_k))
-    # Adding parts up costs more than a device that is three quarters full.
-    return Tiles(tile_n, tile_k, max(1, splits) if num_tiles < 96 else 1, num_stages=4)
+    # Adding parts up costs more than a device that is three quarters full, unless sums are long.
+    enough = 132 if in_size >= 4096 else 96
+    return Tiles(tile_n, tile_k, max(1, splits) if num_tiles < enough else 1, num_stages=4)
 
 
 def _ahead(size: int) -> int:
     """Elements of a row to prefetch: all of it, but no more than the cache can hold for long."""
     padded: int = triton.next_power_of_2(size)
-    return max(64, min(padded, 4096))
+    return max(LEAST_AHEAD, min(padded, 4096))
 
 
 class FewRowsLinear:
@@ -212,16 +216,17 @@ class FewRowsLinear:
         num_rows, in_size = x.shape
         out = torch.empty((num_rows, out_size), dtype=x.dtype, device=x.device)
         shape = {"OUT": out_size, "SIZE": in_size, "GATED": gated, "HAS_BIAS": bias is not None}
-        shape |= chained(pays=weight.numel() <= SMALL_WEIGHT)
+        small = weight.numel() <= SMALL_WEIGHT
         if num_rows == 1:
             tiles = tiles or one_row_tiles(in_size, gated=gated)
             _one_row_kernel[(triton.cdiv(out_size, tiles.tile_n),)](
                 out, x, weight, weight if bias is None else bias, **shape,
-                TILE_N=tiles.tile_n, TILE_K=tiles.tile_k, AHEAD=_ahead(in_size),
-                num_warps=tiles.num_warps,
+                TILE_N=tiles.tile_n, TILE_K=tiles.tile_k,
+                AHEAD=_ahead(in_size) if small else LEAST_AHEAD,
+                num_warps=tiles.num_warps, **chained(),
             )  # fmt: skip
             return out
-        tiles = tiles or few_rows_tiles(out_size, in_size)
+        tiles = tiles or few_rows_tiles(out_size, in_size, gated=gated)
         num_tiles = triton.cdiv(out_size, tiles.tile_n)
         split_size = triton.cdiv(in_size, tiles.splits * tiles.tile_k) * tiles.tile_k
         splits = triton.cdiv(in_size, split_size)
@@ -230,7 +235,7 @@ class FewRowsLinear:
             out, x, weight, weight if bias is None else bias, self._parts, self._arrivals,
             num_rows, **shape, X_ROW=x.stride(0), SPLITS=splits, SPLIT_SIZE=split_size,
             TILE_M=MAX_ROWS, TILE_N=tiles.tile_n, TILE_K=tiles.tile_k, AHEAD=_ahead(split_size),
-            num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+            num_warps=tiles.num_warps, num_stages=tiles.num_stages, **chained(pays=small),
         )  # fmt: skip
         return out
 
