@@ -1,6 +1,7 @@
 """A generation as the answer to a call: all at once, or as a stream of events."""
 
 import logging
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager
 from typing import Protocol
@@ -25,6 +26,8 @@ _STREAM_HEADERS = [
     # Proxies that buffer would hold tokens back.
     (b"x-accel-buffering", b"no"),
 ]
+# A name may come from a body, where it may hold what would end a header.
+_UNSAFE = re.compile(r"[^ -~]")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -64,7 +67,7 @@ class Answer(Response):
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._open() as generation:
-            name = (b"x-request-id", generation.name.encode("latin-1", "replace"))
+            name = (b"x-request-id", _UNSAFE.sub("?", generation.name).encode())
             if self._stream_options is not None:
                 frames = self._frames(generation, self._stream_options)
                 await _send_stream(send, [*_STREAM_HEADERS, name], frames)

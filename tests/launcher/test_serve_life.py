@@ -128,6 +128,12 @@ def test_fault_74_one_name_twice_is_two_requests(served: Served) -> None:
     assert [r.json()["choices"][0]["text"] for r in (first, second)] == ["abab"] * 2
 
 
+def test_a_name_cannot_write_headers(served: Served) -> None:
+    for more in ({"stream": True}, {}):
+        call = {"prompt": "x", "max_tokens": 1, "request_id": "a\r\nset-cookie: b\u00e9"} | more
+        assert served.ask(COMPLETIONS, call).headers["x-request-id"] == "a??set-cookie: b?"
+
+
 def test_fault_97_a_full_server_refuses_at_once_and_says_when_to_come_back(
     served: Served, engine: FakeEngine
 ) -> None:
