@@ -21,6 +21,7 @@ from lockstep.launcher.serve.app import create_app
 from lockstep.launcher.serve.engine_loop import EngineLoop, Inbox
 from lockstep.launcher.serve.http_server import HttpServer
 from lockstep.launcher.serve.listen import open_socket, url_of
+from lockstep.launcher.serve.open_files import allow_many_files
 from lockstep.launcher.serve.options import ServeOptions
 from lockstep.launcher.serve.service import Service, create_service
 from lockstep.launcher.serve.state import ServerState
@@ -39,6 +40,7 @@ def serve(config: LaunchConfig, options: ServeOptions, start_engine: StartEngine
         EngineDead: a rank or the scheduler was lost while serving.
         LaunchError: the engine cannot start.
     """
+    allow_many_files()
     server = _Server(config, options, start_engine)
     try:
         with open_socket(options) as sock:

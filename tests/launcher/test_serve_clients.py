@@ -24,6 +24,8 @@ from bench_readers import CHAT_READERS, COMPLETION_READERS, Report
 from byte_model import write_byte_model
 from servers import Server
 
+from lockstep.launcher.serve.open_files import allow_many_files
+
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
 SOAK_ROUNDS = int(os.environ.get("LOCKSTEP_SOAK_ROUNDS", "1"))
@@ -43,7 +45,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, model: str) -> Iterator[Ser
     arguments = [
         "serve", model, "--served-model-name", "tiny", "--load-format", "dummy", "--device", "cpu",
         "--host", "127.0.0.1", "--port", "0", "--kv-cache-memory-bytes", "2000000",
-        "--cudagraph-mode", "FULL_DECODE_ONLY", "--max-num-queued-reqs", "500",
+        "--cudagraph-mode", "FULL_DECODE_ONLY", "--max-num-queued-reqs", "1500",
         "--max-num-seqs", "8",
     ]  # fmt: skip
     command = [sys.executable, "-P", "-c", RUN, *arguments]
@@ -209,6 +211,32 @@ def test_aiperf_itself(server: Server, model: str, tmp_path: Path) -> None:
     told = json.loads((tmp_path / "profile_export_aiperf.json").read_text())
     assert told["error_summary"] == [] and told["completed_request_count"]["avg"] == 20
     assert told["output_sequence_length"]["avg"] == 16
+
+
+async def streamed_text(port: int, request: bytes) -> str:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request)
+    lines = (await reader.read(-1)).decode().splitlines()
+    writer.close()
+    assert lines[0] == "HTTP/1.1 200 OK" and "data: [DONE]" in lines
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    return "".join(event["choices"][0]["text"] for event in events)
+
+
+def test_a_thousand_streams_at_once(server: Server, client: openai.OpenAI) -> None:
+    allow_many_files()
+    call = {"prompt": "hello", "temperature": 0, "max_tokens": 4, "ignore_eos": True}
+    whole = client.completions.create(model="tiny", prompt="hello", **GREEDY | {"max_tokens": 4})
+    body = json.dumps(call | {"stream": True}).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+    request = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+
+    async def all_of_them() -> list[str]:
+        return list(
+            await asyncio.gather(*(streamed_text(server.port, request) for _ in range(1000)))
+        )
+
+    assert asyncio.run(all_of_them()) == [whole.choices[0].text] * 1000
 
 
 async def come_and_leave(port: int, rng: random.Random) -> None:

@@ -2,6 +2,7 @@
 
 import http.client
 import os
+import resource
 import shutil
 import socket
 import ssl
@@ -17,6 +18,7 @@ from lockstep.launcher.serve.app import create_app
 from lockstep.launcher.serve.command import parse
 from lockstep.launcher.serve.http_server import HttpServer
 from lockstep.launcher.serve.listen import open_socket, url_of
+from lockstep.launcher.serve.open_files import allow_many_files
 from lockstep.launcher.serve.options import ServeOptions
 from lockstep.launcher.serve.state import ServerState
 
@@ -100,6 +102,18 @@ def test_a_unix_socket_replaces_the_one_of_a_server_before(tmp_path: Path) -> No
         connection.sock = socket.socket(socket.AF_UNIX)
         connection.sock.connect(options.uds)
         assert health(connection) == 200
+
+
+def test_as_many_files_may_be_open_as_the_system_lets_us() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert before[1] == resource.RLIM_INFINITY or before[1] > 500
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (500, before[1]))
+        allowed = allow_many_files()
+        assert allowed > 500 and resource.getrlimit(resource.RLIMIT_NOFILE)[0] == allowed
+        assert allow_many_files() == allowed
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_a_file_is_not_taken_for_a_socket(tmp_path: Path) -> None:
