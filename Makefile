@@ -19,7 +19,8 @@ check: venv
 	$(BIN)/mypy
 
 soak: venv
-	LOCKSTEP_SOAK_ROUNDS=20 $(BIN)/pytest tests/launcher/test_serve_clients.py -k dropped --durations=5
+	LOCKSTEP_SOAK_ROUNDS=20 $(BIN)/pytest tests/launcher/test_serve_clients.py \
+	  tests/launcher/test_serve_memory.py -k "dropped or memory" --durations=5 -rP
 
 wheel: venv
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .

@@ -13,7 +13,7 @@ NUMBERS = {
     *range(1, 8), *range(9, 12), *range(13, 18), *range(19, 29), 30, *range(32, 43),
     *range(44, 49), *range(50, 55), *range(56, 67), *range(68, 75),
     *range(76, 79), *range(80, 87), *range(88, 92), *range(93, 100), *range(101, 108),
-    110, 112, 113,
+    *range(110, 114),
 }  # fmt: skip
 MARKS = {"multigpu": " (gpus)", "gpu": " (gpu)"}
 
