@@ -28,6 +28,8 @@ class Generation:
         id: of the answer, unique in this server.
         name: what the client calls it; it need not be unique.
         requests: one a choice, in order.
+
+    ``num_completion_tokens`` are those of the events that were taken.
     """
 
     def __init__(
@@ -63,7 +65,6 @@ class Generation:
         """Make text of a delta; None if it was an error, which ends the whole call."""
         assembler = self._assemblers[delta.req_id]
         piece = assembler.push(delta)
-        self.num_completion_tokens += len(piece.token_ids)
         reason = assembler.finish_reason
         if reason == "error":
             message = delta.error or "the request failed"
@@ -89,7 +90,9 @@ class Generation:
         """
         while True:
             while self._events:
-                yield self._events.popleft()
+                event = self._events.popleft()
+                self.num_completion_tokens += len(event.piece.token_ids)
+                yield event
             if self._error is not None:
                 raise self._error
             if not self.unfinished:

@@ -63,10 +63,14 @@ class Reply:
 
 @dataclass
 class Visit:
-    """When a client leaves: after so many parts of the answer, after a time, or when told."""
+    """When a client leaves: after so many parts of the answer, after a time, or when told.
+
+    It reads a part in ``pause_s``.
+    """
 
     leave_after: int | None = None
     leave_after_s: float | None = None
+    pause_s: float = 0.0
     leave: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -96,7 +100,7 @@ async def ask(
             reply.parts.append(message["body"])
         if visit.leave_after is not None and len(reply.parts) >= visit.leave_after:
             visit.leave.set()
-        await asyncio.sleep(0)
+        await asyncio.sleep(visit.pause_s)
 
     scope = {
         "type": "http", "method": "GET" if body is None else "POST", "path": path,

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from byte_model import END, VOCAB, byte_tokenizer, write_byte_model
 from fake_engine import FakeEngine
-from served import Reply, Served, serving
+from served import Reply, Served, Visit, serving
 
 from lockstep.comm.messages import unpack_ids
 from lockstep.launcher.serve.options import ServeOptions
@@ -185,8 +185,10 @@ def test_usage_at_the_end_or_in_every_chunk(served: Served) -> None:
     assert [event.get("usage") for event in last[:-1]] == [None] * 3
     assert last[-1]["choices"] == [] and last[-1]["usage"]["total_tokens"] == 6
     options = {"include_usage": True, "continuous_usage_stats": True}
-    every = served.ask(COMPLETIONS, call | {"stream_options": options}).events()
-    assert [event["usage"]["completion_tokens"] for event in every] == [1, 2, 3, 3]
+    for pause_s in (0.0, 0.01):
+        visit = Visit(pause_s=pause_s)
+        every = served.ask(COMPLETIONS, call | {"stream_options": options}, visit=visit).events()
+        assert [event["usage"]["completion_tokens"] for event in every] == [1, 2, 3, 3]
 
 
 def test_logprobs_of_completions(served: Served) -> None:
