@@ -73,7 +73,7 @@ class SchedulerHost:
         return self._driver.poll_deltas(timeout_s)
 
     def stats(self) -> SchedulerStats:
-        pause_s = self._heap.longest_pause_s
+        pause_s = self._heap.longest_pause_s, self._heap.longest_pause_cpu_s
         return structs.replace(self._driver.stats(), longest_gc_pause_s=pause_s)
 
     def stop(self) -> None:

@@ -7,12 +7,18 @@ from contextlib import contextmanager
 
 
 class Heap:
-    """Everything alive at ``freeze`` is never looked at again; pauses are measured from then on."""
+    """Everything alive at ``freeze`` is never looked at again; pauses are measured from then on.
+
+    ``longest_pause_s`` is what a collection kept the process from its work, ``longest_pause_cpu_s``
+    without what other processes took meanwhile.
+    """
 
     def __init__(self) -> None:
         self.longest_pause_s = 0.0
+        self.longest_pause_cpu_s = 0.0
         self.num_collections = 0
-        self._began = 0.0
+        # None outside of a collection: another thread may register this during one.
+        self._began: tuple[float, float] | None = None
 
     def freeze(self) -> None:
         gc.collect()
@@ -32,9 +38,12 @@ class Heap:
             self.thaw()
 
     def _note(self, phase: str, info: dict[str, int]) -> None:
-        now = time.perf_counter()
+        now = time.perf_counter(), time.thread_time()
         if phase == "start":
             self._began = now
-            return
-        self.num_collections += 1
-        self.longest_pause_s = max(self.longest_pause_s, now - self._began)
+        elif self._began is not None:
+            wall_s, cpu_s = now[0] - self._began[0], now[1] - self._began[1]
+            self._began = None
+            self.num_collections += 1
+            self.longest_pause_s = max(self.longest_pause_s, wall_s)
+            self.longest_pause_cpu_s = max(self.longest_pause_cpu_s, cpu_s)

@@ -42,13 +42,16 @@ _TIMES = (
 
 @dataclass(frozen=True)
 class ServerFacts:
-    """What else a server tells of itself; ``block_size`` in tokens, pauses in seconds."""
+    """What else a server tells of itself.
+
+    ``block_size`` is in tokens, pauses are in seconds by the clock and in CPU time.
+    """
 
     model_name: str
     block_size: int
     num_blocks: int
     num_rejected: int
-    longest_gc_pause_s: float
+    longest_gc_pause_s: tuple[float, float]
 
 
 def render(
@@ -125,11 +128,13 @@ def _server(
         "Calls refused since the server was full.",
         [(0, (), facts.num_rejected)],
     )
-    pauses = [(0, ("front_end",), facts.longest_gc_pause_s)]
-    if stats is not None:
-        pauses.append((0, ("scheduler",), stats.longest_gc_pause_s))
+    scheduler = _pauses("scheduler", stats.longest_gc_pause_s) if stats is not None else []
     yield families.gauge(
-        "gc_longest_pause_seconds", "Longest pause of a garbage collector.", pauses, "process"
+        "gc_longest_pause_seconds",
+        "Longest pause of a garbage collector.",
+        [*_pauses("front_end", facts.longest_gc_pause_s), *scheduler],
+        "process",
+        "clock",
     )
     yield families.gauge(
         "cache_config_info",
@@ -138,3 +143,9 @@ def _server(
         "block_size",
         "num_gpu_blocks",
     )
+
+
+def _pauses(process: str, pause_s: tuple[float, float]) -> list[tuple[int, tuple[str, ...], float]]:
+    return [
+        (0, (process, clock), each) for clock, each in zip(("wall", "cpu"), pause_s, strict=True)
+    ]

@@ -54,6 +54,11 @@ class HttpServer:
     def alive(self) -> bool:
         return self._thread.is_alive()
 
+    @property
+    def num_calls(self) -> int:
+        """Calls that are being answered, admitted or not."""
+        return len(self._server.server_state.tasks)
+
     @contextmanager
     def running(self) -> Iterator[None]:
         """Answer calls; at the end take no more, and let answers that are being sent end.

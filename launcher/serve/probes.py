@@ -61,7 +61,7 @@ def _facts(state: ServerState, service: Service) -> ServerFacts:
         block_size=service.limits.block_size,
         num_blocks=service.limits.num_blocks,
         num_rejected=service.admission.num_refused,
-        longest_gc_pause_s=state.heap.longest_pause_s,
+        longest_gc_pause_s=(state.heap.longest_pause_s, state.heap.longest_pause_cpu_s),
     )
 
 

@@ -18,6 +18,7 @@ from lockstep.launcher.progress import stages
 from lockstep.launcher.serve.admission import create_admission
 from lockstep.launcher.serve.api_errors import unavailable
 from lockstep.launcher.serve.app import create_app
+from lockstep.launcher.serve.collector import IdleCollector
 from lockstep.launcher.serve.engine_loop import EngineLoop, Inbox
 from lockstep.launcher.serve.http_server import HttpServer
 from lockstep.launcher.serve.listen import open_socket, url_of
@@ -68,10 +69,10 @@ class _Server:
             with self._engine() as (engine, service):
                 for line in start_report(engine.summary()):
                     _say(line)
-                self._state.open(service)
-                _say(f"{service.card.id} is ready")
-                with self._state.heap.frozen():
-                    self._serve(engine, service, http)
+                with self._state.heap.frozen(), IdleCollector() as collector:
+                    self._state.open(service)
+                    _say(f"{service.card.id} is ready")
+                    self._serve(engine, service, http, collector)
         return 0
 
     @contextmanager
@@ -98,7 +99,9 @@ class _Server:
 
         return progress
 
-    def _serve(self, engine: EngineClient, service: Service, http: HttpServer) -> None:
+    def _serve(
+        self, engine: EngineClient, service: Service, http: HttpServer, collector: IdleCollector
+    ) -> None:
         """Until all work is done after a signal, or the time for that is over."""
 
         def deliver(deltas: list[TokenDelta]) -> None:
@@ -107,8 +110,9 @@ class _Server:
         def finished() -> bool:
             if not http.alive:
                 raise LaunchError("the HTTP server has ended")
-            stopping = self._stopping
-            return stopping.overdue or (stopping.asked and not service.admission.in_flight)
+            stopping, running = self._stopping, service.admission.in_flight
+            collector.note(http.num_calls)
+            return stopping.overdue or (stopping.asked and not running)
 
         last_words = "the server is shutting down"
         try:

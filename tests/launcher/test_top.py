@@ -52,7 +52,7 @@ class Told:
         stats = SchedulerStats(
             [replica(5, 20), replica(2, 60)], {}, 0, 0, {}, 0, 0, self.uses, step_times=self.times
         )
-        facts = ServerFacts("m", 16, 100, 4, 0.0)
+        facts = ServerFacts("m", 16, 100, 4, (0.0, 0.0))
         return render(facts, self.requests, stats, "vllm").decode()
 
 

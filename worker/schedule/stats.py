@@ -52,7 +52,8 @@ class SchedulerStats(msgspec.Struct, frozen=True):
     ``batch_sizes`` counts a replica's steps by the real tokens of its batch. ``num_bad_lanes``
     counts requests that ended because their logits were not finite. ``epoch`` is the life number
     of the ranks: how often they were started anew. Who runs the scheduler adds ``step_times`` of
-    each lockstep group, and the longest pause of the garbage collector in its process.
+    each lockstep group, and the longest pause of the garbage collector in its process, by the
+    clock and in CPU time.
     ``num_late_graphs`` is how many sizes every replica captures while serving.
     """
 
@@ -68,5 +69,5 @@ class SchedulerStats(msgspec.Struct, frozen=True):
     num_bad_lanes: int = 0
     epoch: int = 0
     step_times: list[StepTimes] = []
-    longest_gc_pause_s: float = 0.0
+    longest_gc_pause_s: tuple[float, float] = (0.0, 0.0)
     num_late_graphs: int = 0
