@@ -12,7 +12,7 @@ ROWS = dict(re.findall(r"^\| (\d+) \| (.*) \|$", TEXT, re.MULTILINE))
 NUMBERS = {
     *range(1, 8), *range(9, 12), *range(13, 18), *range(19, 29), 30, *range(32, 43),
     *range(44, 49), *range(50, 55), *range(56, 67), *range(68, 75),
-    *range(76, 79), *range(80, 87), *range(88, 92), *range(93, 100), *range(101, 108),
+    *range(76, 79), *range(80, 87), *range(88, 92), *range(93, 100), *range(101, 109),
     *range(110, 114),
 }  # fmt: skip
 MARKS = {"multigpu": " (gpus)", "gpu": " (gpu)"}

@@ -91,10 +91,19 @@ def anonymous_bytes(pid: int) -> int:
     return int(line) << 10
 
 
+def longest_pauses(told: Exposed) -> dict[str, float]:
+    """Seconds that a garbage collector has stopped front end and scheduler at most, of CPU time."""
+    found = told.find("lockstep_gc_longest_pause_seconds", clock="cpu")
+    return {each.labels["process"]: each.value for each in found}
+
+
 def own_processes(server: Server) -> dict[str, int]:
-    """Pids of front end and actors by name; Ray's own processes are not among them."""
+    """Pids of front end, actors and guard by name; Ray's own processes are not among them."""
     found = {"front end": server.root.pid}
     for pid, (line, _) in server.processes().items():
-        if "ray::" in line:
-            found[line.split()[0].removeprefix("ray::").partition(".")[0]] = pid
+        if "launcher/guard.py" in line:
+            found["guard"] = pid
+        for actor in ("SchedulerActor", "WorkerActor"):
+            if f"ray::{actor}" in line:
+                found[actor] = pid
     return found
