@@ -20,7 +20,7 @@ class KeyCheck:
         self._keys = [key.encode() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS and not self._knows(scope):
+        if scope["type"] == "http" and not _is_open(scope) and not self._knows(scope):
             error = ApiError(401, "authentication_error", "a valid API key is needed")
             await error.response()(scope, receive, send)
             return
@@ -31,3 +31,8 @@ class KeyCheck:
         key = given.strip().encode("latin-1", "replace")
         matches = [secrets.compare_digest(key, known) for known in self._keys]
         return scheme.lower() == "bearer" and any(matches)
+
+
+def _is_open(scope: Scope) -> bool:
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", "")) in OPEN_PATHS

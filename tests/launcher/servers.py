@@ -12,6 +12,7 @@ import launched
 from launched import Launched
 
 TESTS = Path(__file__).parent
+RUN = "import sys; from lockstep.launcher.cli import main; sys.exit(main(sys.argv[1:]))"
 PACKAGE = Path(launched.__file__).parents[2] / "deploy" / "package"
 
 
@@ -91,3 +92,13 @@ def start_fake(folder: Path, kind: str, model: str, *flags: str) -> Server:
     driver = [sys.executable, "-P", str(TESTS / "serve_driver.py"), kind]
     arguments = ["serve", model, "--device", "cpu", "--host", "127.0.0.1", *flags]
     return Server([*driver, *arguments], folder)
+
+
+def start_on_ray(folder: Path, model: str, *flags: str) -> Server:
+    """A server of a tiny model with seeded random weights, eight lanes, its rank a Ray actor."""
+    arguments = [
+        "serve", model, "--served-model-name", "tiny", "--load-format", "dummy", "--device", "cpu",
+        "--host", "127.0.0.1", "--port", "0", "--kv-cache-memory-bytes", "2000000",
+        "--cudagraph-mode", "FULL_DECODE_ONLY", "--max-num-seqs", "8", *flags,
+    ]  # fmt: skip
+    return Server([sys.executable, "-P", "-c", RUN, *arguments], folder)

@@ -12,7 +12,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +21,7 @@ import openai
 import pytest
 from bench_readers import CHAT_READERS, COMPLETION_READERS, Report
 from byte_model import write_byte_model
-from servers import Server
+from servers import Server, start_on_ray
 
 from lockstep.launcher.serve.open_files import allow_many_files
 
@@ -32,7 +31,6 @@ SOAK_ROUNDS = int(os.environ.get("LOCKSTEP_SOAK_ROUNDS", "1"))
 DROPPED = 200
 KEY = "sesame"
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "extra_body": {"ignore_eos": True}}
-RUN = "import sys; from lockstep.launcher.cli import main; sys.exit(main(sys.argv[1:]))"
 
 
 @pytest.fixture(scope="module")
@@ -42,16 +40,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, model: str) -> Iterator[Server]:
-    arguments = [
-        "serve", model, "--served-model-name", "tiny", "--load-format", "dummy", "--device", "cpu",
-        "--host", "127.0.0.1", "--port", "0", "--kv-cache-memory-bytes", "2000000",
-        "--cudagraph-mode", "FULL_DECODE_ONLY", "--max-num-queued-reqs", "1500",
-        "--max-num-seqs", "8",
-    ]  # fmt: skip
-    command = [sys.executable, "-P", "-c", RUN, *arguments]
-    server = Server(command, tmp_path_factory.mktemp("server"), RAY_ADDRESS="")
+    server = start_on_ray(tmp_path_factory.mktemp("server"), model, "--max-num-queued-reqs", "1500")
     try:
-        server.await_ready(90)
+        server.await_ready(180)
         yield server
     finally:
         server.clean_up()

@@ -93,6 +93,13 @@ def health(connection: http.client.HTTPConnection) -> int:
         connection.close()
 
 
+def test_behind_a_proxy_that_takes_a_prefix_off_probes_need_no_key() -> None:
+    options = ServeOptions(host="127.0.0.1", port=0, root_path="/api", api_key=("k",))
+    with probes(options) as sock:
+        port = sock.getsockname()[1]
+        assert health(http.client.HTTPConnection("127.0.0.1", port)) == 200
+
+
 def test_a_unix_socket_replaces_the_one_of_a_server_before(tmp_path: Path) -> None:
     options = ServeOptions(uds=str(tmp_path / "s"))
     open_socket(options).close()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from byte_model import write_byte_model
-from servers import Server
+from servers import Server, start_on_ray
 
 pytestmark = [
     pytest.mark.ray,
@@ -19,7 +19,6 @@ pytestmark = [
 
 WORKERS = 8
 THOUSANDS = 20
-RUN = "import sys; from lockstep.launcher.cli import main; sys.exit(main(sys.argv[1:]))"
 PAGE = os.sysconf("SC_PAGE_SIZE")
 # Ours, and not those of Ray.
 NAMES = ("serve", "SchedulerActor", "WorkerActor")
@@ -69,13 +68,8 @@ async def ask_many(port: int, count: int, rng: random.Random) -> list[int]:
 def test_fault_111_memory_stays_flat_over_twenty_thousand_requests(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    arguments = [
-        "serve", write_byte_model(tmp_path_factory.mktemp("model")), "--load-format", "dummy",
-        "--device", "cpu", "--host", "127.0.0.1", "--port", "0", "--max-num-seqs", "8",
-        "--kv-cache-memory-bytes", "2000000", "--cudagraph-mode", "FULL_DECODE_ONLY",
-    ]  # fmt: skip
-    command = [sys.executable, "-P", "-c", RUN, *arguments]
-    server = Server(command, tmp_path_factory.mktemp("server"), RAY_ADDRESS="")
+    model = write_byte_model(tmp_path_factory.mktemp("model"))
+    server = start_on_ray(tmp_path_factory.mktemp("server"), model)
 
     async def a_thousand(number: int) -> None:
         rngs = [random.Random(100 * number + worker) for worker in range(WORKERS)]
@@ -84,7 +78,7 @@ def test_fault_111_memory_stays_flat_over_twenty_thousand_requests(
         assert set(statuses) == {200, 400}
 
     try:
-        server.await_ready(120)
+        server.await_ready(180)
         sizes = []
         for number in range(THOUSANDS):
             asyncio.run(a_thousand(number))
