@@ -1,8 +1,8 @@
 """Failures that end a run, each with the exit code a caller of the command sees.
 
-0 all requests were answered; 1 some request ended with an error, or an unforeseen failure; 2 bad
-flags or configuration; then the codes below; 130 interrupted,
-141 nobody reads the answers, 143 terminated.
+0 all requests were answered, or a server was told to stop; 1 some request ended with an error, or
+an unforeseen failure; 2 bad flags or configuration; then the codes below; 130 interrupted, 141
+nobody reads the answers, 143 terminated.
 """
 
 
