@@ -17,6 +17,8 @@ import pytest
 from byte_model import write_byte_model
 from servers import Server, start_fake, streams
 
+pytestmark = pytest.mark.timeout(300)
+
 Seen = dict[str, Any]
 
 
