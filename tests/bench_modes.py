@@ -1,7 +1,7 @@
 """Milliseconds of a step by graph mode and batch, on one rank: a benchmark, not a test.
 
     python tests/bench_modes.py --model tests/data/models/qwen3-0.6b --batch 1 8 32 128
-    python tests/bench_modes.py --model DIR --modes NONE FULL --batch 4 --chunk 64
+    python tests/bench_modes.py --model DIR --modes NONE FULL --batch 4 --chunk 64 --compile
 
 Every mode starts a worker of its own with random weights and gets the same plans: decode steps of
 so many lanes, then mixed steps, in which one more lane computes a chunk of a prompt. Two steps are
@@ -64,6 +64,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--modes", nargs="+", choices=list(GraphMode), default=modes)
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32, 128])
     parser.add_argument("--chunk", type=int, default=64, help="prompt tokens of a mixed step")
+    parser.add_argument("--compile", action="store_true", help="torch.compile the segments")
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
@@ -77,6 +78,7 @@ def _config(args: argparse.Namespace, mode: str) -> tuple[WorkerConfig, str]:
         load_format="dummy",
         device=args.device,
         cudagraph_mode=mode,
+        compile=args.compile,
         max_cudagraph_capture_size=-(-(args.chunk + lanes) // 16) * 16,
         max_num_seqs=lanes,
         max_num_batched_tokens=max(512, lanes, args.chunk + lanes),

@@ -54,6 +54,7 @@ def gpu_config(
     max_num_batched_tokens: int = 1024,
     capture_sizes: tuple[int, ...] | None = None,
     capture: str = "eager",
+    compile: bool = False,
 ) -> WorkerConfig:
     return WorkerConfig(
         model=msgspec.structs.replace(GPU_TINY, dtype=dtype),
@@ -73,6 +74,7 @@ def gpu_config(
         model_path="",
         load_format="dummy",
         dtype=dtype,
+        compile=compile,
     )
 
 

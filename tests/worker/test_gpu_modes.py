@@ -58,8 +58,10 @@ def started(mode: str, dtype: str = "float32", **options: object) -> Iterator[Gp
         rig.close()
 
 
-def served_in(mode: str, dtype: str = "float32", **sampling: object) -> Served:
-    with started(mode, dtype) as rig:
+def served_in(
+    mode: str, dtype: str = "float32", *, compile: bool = False, **sampling: object
+) -> Served:
+    with started(mode, dtype, compile=compile) as rig:
         served, _ = serve(rig, requests(**sampling))
         ran = {run_mode for run_mode, steps in rig.worker.metrics.num_steps.items() if steps}
     assert ran == RAN[mode]
@@ -75,6 +77,12 @@ def eager_tokens() -> dict[str, list[int]]:
 def test_tokens_in_float32_are_those_of_eager_steps(mode: str, eager_tokens) -> None:
     assert served_in(mode).tokens == eager_tokens
     assert len({tuple(tokens) for tokens in eager_tokens.values()}) > MAX_LANES // 2
+
+
+@pytest.mark.parametrize("mode", ["NONE", "PIECEWISE", "FULL"])
+def test_compiled_segments_give_the_tokens_in_float32(mode: str, eager_tokens) -> None:
+    """A step that would have to be compiled while serving would end the worker."""
+    assert served_in(mode, compile=True).tokens == eager_tokens
 
 
 def first_difference(one: list[int], other: list[int]) -> int | None:
