@@ -58,9 +58,7 @@ class StepGraphs:
         self._inputs = inputs
         self._sampling = sampling
         self._segments: Segments | None = None
-        self.sizes: list[int] = []  # in tokens, ascending: of decode graphs,
-        self.split_sizes: list[int] = []  # of those in segments,
-        self.mixed_sizes: list[int] = []  # of whole graphs of any batch
+        self.sizes: list[int] = []  # of decode graphs, ascending
 
     @property
     def num_graphs(self) -> int:
@@ -94,12 +92,7 @@ class StepGraphs:
         return sorted(self._runner.records, key=lambda each: each.num_tokens)
 
     def _note_sizes(self) -> None:
-        keys = self.descriptors
-        self.sizes = [key.num_tokens for key in keys if _is_decode(key)]
-        self.split_sizes = [key.num_tokens for key in keys if key.num_reqs is None]
-        self.mixed_sizes = [
-            key.num_tokens for key in keys if key.num_reqs is not None and not _is_decode(key)
-        ]
+        self.sizes = [key.num_tokens for key in self.descriptors if _is_decode(key)]
 
     def body(self, num_lanes: int) -> None:
         """Replay the decode body of exactly ``num_lanes`` lanes.
@@ -147,7 +140,7 @@ class StepGraphs:
         """Drop all graphs; comes before the topology is destroyed."""
         self._runner.release()
         self._segments = None
-        self.sizes, self.split_sizes, self.mixed_sizes = [], [], []
+        self.sizes = []
 
     def _parts(self, descriptor: BatchDescriptor) -> Parts:
         num_tokens, num_lanes = descriptor.num_tokens, descriptor.num_reqs
