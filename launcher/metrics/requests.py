@@ -2,6 +2,8 @@
 
 import time
 from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
 
 from lockstep.worker.schedule.histogram import empty_histogram
 
@@ -26,6 +28,18 @@ _TOKENS = (
 )  # fmt: skip
 
 
+class Ended(NamedTuple):
+    """A request that has ended just now; ``first_token_s`` is None if it got no token."""
+
+    req_id: str
+    reason: str
+    dp_rank: int
+    num_prompt_tokens: int
+    num_tokens: int
+    seconds: float
+    first_token_s: float | None
+
+
 class RequestTotals:
     """Of all requests of one replica since the start; times in seconds."""
 
@@ -43,15 +57,20 @@ class RequestTotals:
 
 
 class RequestMetrics:
-    """Totals by replica; requests that no replica answered are counted under ``UNPLACED``."""
+    """Totals by replica; requests that no replica answered are counted under ``UNPLACED``.
 
-    def __init__(self) -> None:
+    Args:
+        on_end: hears of each request that ends.
+    """
+
+    def __init__(self, on_end: Callable[[Ended], None] | None = None) -> None:
         self.num_accepted = 0
+        self.on_end = on_end
         self._totals: dict[int, RequestTotals] = {}
 
-    def accept(self, num_prompt_tokens: int) -> "RequestClock":
+    def accept(self, req_id: str, num_prompt_tokens: int) -> "RequestClock":
         self.num_accepted += 1
-        return RequestClock(self, num_prompt_tokens)
+        return RequestClock(self, req_id, num_prompt_tokens)
 
     def totals(self, dp_rank: int) -> RequestTotals:
         found = self._totals.get(dp_rank)
@@ -67,10 +86,15 @@ class RequestMetrics:
 class RequestClock:
     """One request from its admission on; tells the totals of its replica."""
 
-    __slots__ = ("_began", "_first", "_last", "_metrics", "_num_prompt", "_num_tokens", "_totals")
+    __slots__ = (
+        "_began", "_dp_rank", "_first", "_last", "_metrics", "_num_prompt", "_num_tokens",
+        "_req_id", "_totals",
+    )  # fmt: skip
 
-    def __init__(self, metrics: RequestMetrics, num_prompt_tokens: int) -> None:
+    def __init__(self, metrics: RequestMetrics, req_id: str, num_prompt_tokens: int) -> None:
         self._metrics = metrics
+        self._req_id = req_id
+        self._dp_rank = UNPLACED
         self._num_prompt = num_prompt_tokens
         self._num_tokens = 0
         self._totals: RequestTotals | None = None
@@ -100,9 +124,24 @@ class RequestClock:
             totals.decode.observe(decode_s)
             if self._num_tokens > 1:
                 totals.per_output_token.observe(decode_s / (self._num_tokens - 1))
+        if self._metrics.on_end is not None:
+            self._metrics.on_end(self._ended(reason, now))
+
+    def _ended(self, reason: str, now: float) -> Ended:
+        first_token_s = None if self._totals is None else self._first - self._began
+        return Ended(
+            self._req_id,
+            reason,
+            self._dp_rank,
+            self._num_prompt,
+            self._num_tokens,
+            now - self._began,
+            first_token_s,
+        )
 
     def _begin(self, dp_rank: int, now: float) -> RequestTotals:
         totals = self._totals = self._metrics.totals(dp_rank)
+        self._dp_rank = dp_rank
         self._first = now
         totals.first_token.observe(now - self._began)
         totals.prompt_tokens += self._num_prompt

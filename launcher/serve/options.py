@@ -35,6 +35,9 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         int, Meta(ge=1), _help("largest body of a request; above it 413")
     ] = 32 << 20
 
+    otlp_traces_endpoint: Annotated[
+        str | None, _help("send a span for each request there, as OTLP over HTTP")
+    ] = None
     metrics_compat: Annotated[
         MetricsCompat, _help("vllm: /metrics also has the names that gateways read of vLLM")
     ] = "none"

@@ -39,7 +39,7 @@ class Router:
         if self._closed is not None:
             raise self._closed
         for request in generation.to_add():
-            clock = self._metrics.accept(len(request.prompt_ids) // ID_BYTES)
+            clock = self._metrics.accept(request.req_id, len(request.prompt_ids) // ID_BYTES)
             self._routes[request.req_id] = _Route(generation, clock)
             self._inbox.put(request)
         try:

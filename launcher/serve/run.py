@@ -4,7 +4,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from queue import SimpleQueue
 
 import msgspec
@@ -14,6 +14,7 @@ from lockstep.launcher.config import LaunchConfig
 from lockstep.launcher.engine import EngineClient, Progress
 from lockstep.launcher.errors import EngineDead, LaunchError
 from lockstep.launcher.front_end import StartEngine, open_engine
+from lockstep.launcher.metrics.traces import OnEnd, tracing
 from lockstep.launcher.progress import stages
 from lockstep.launcher.serve.admission import create_admission
 from lockstep.launcher.serve.api_errors import unavailable
@@ -64,16 +65,23 @@ class _Server:
 
     def run(self, sock: socket.socket) -> int:
         http = HttpServer(create_app(self._state), sock, self._options)
-        with self._stopping.listening(), http.running():
+        with self._stopping.listening(), http.running(), self._tracing() as on_end:
             _say(f"listening on {url_of(sock, self._options)}")
             with self._engine() as (engine, service):
                 for line in start_report(engine.summary()):
                     _say(line)
                 with self._state.heap.frozen(), IdleCollector() as collector:
+                    service.metrics.on_end = on_end
                     self._state.open(service)
                     _say(f"{service.card.id} is ready")
                     self._serve(engine, service, http, collector)
         return 0
+
+    def _tracing(self) -> AbstractContextManager[OnEnd | None]:
+        endpoint, config = self._options.otlp_traces_endpoint, self._config
+        if endpoint is None:
+            return nullcontext()
+        return tracing(endpoint, config.served_model_name or config.model)
 
     @contextmanager
     def _engine(self) -> Iterator[tuple[EngineClient, Service]]:

@@ -183,10 +183,10 @@ def test_observations_fall_at_or_below_their_bound() -> None:
 def test_requests_are_counted_by_replica() -> None:
     metrics = RequestMetrics()
     for dp_rank in (1, 1, 0):
-        clock = metrics.accept(5)
+        clock = metrics.accept("r", 5)
         clock.advance(dp_rank, 1, 1e9)
         clock.finish("length", 1e9)
-    metrics.accept(5).finish("abort", 1e9)
+    metrics.accept("r", 5).finish("abort", 1e9)
     told = {rank: (t.prompt_tokens, dict(t.finished)) for rank, t in metrics.by_replica().items()}
     assert told == {
         -1: (0, {"abort": 1}), 0: (5, {"length": 1}), 1: (10, {"length": 2}),

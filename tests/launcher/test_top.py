@@ -42,7 +42,7 @@ class Told:
         self.times[0].step.observe(0.0042)
 
     def answer(self, dp_rank: int, num_tokens: int, apart_s: float) -> None:
-        clock, now = self.requests.accept(10), time.monotonic() + 0.3
+        clock, now = self.requests.accept("r", 10), time.monotonic() + 0.3
         for _ in range(num_tokens):
             clock.advance(dp_rank, 1, now)
             now += apart_s
