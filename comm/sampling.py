@@ -62,14 +62,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             ("min_p", 0.0, 1.0),
             ("presence_penalty", -2.0, 2.0),
             ("frequency_penalty", -2.0, 2.0),
-            ("repetition_penalty", 0.0, 100.0),
+            ("repetition_penalty", 0.01, 100.0),
         ):
             value = getattr(self, field)
             ok = math.isfinite(value) and low <= value <= high
             _require(ok, field, value, f"a finite number in [{low}, {high}]")
         _require(self.top_p > 0, "top_p", self.top_p, "above 0")
-        penalty = self.repetition_penalty
-        _require(penalty > 0, "repetition_penalty", penalty, "above 0")
 
     def _check_ints(self) -> None:
         _require(-1 <= self.top_k < 2**31, "top_k", self.top_k, "in [-1, 2**31)")

@@ -54,6 +54,7 @@ def create_preparer(
         # Files may name end tokens that this model cannot sample.
         end_ids=[i for i in resolved.generation.eos_token_ids if i < vocab_size],
         defaults=sampling_defaults(resolved.generation) | overrides,
+        max_model_len=resolved.worker.schedule.max_model_len,
         raw=raw,
     )
 

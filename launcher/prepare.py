@@ -37,6 +37,7 @@ class Preparer:
         vocab_size: the model's, which may be larger than the tokenizer's.
         end_ids: the model's end tokens.
         defaults: sampling parameters that a prompt may override.
+        max_model_len: tokens of a request; far longer texts are refused before they are tokenized.
         raw: do not put prompts into the chat template.
     """
 
@@ -47,12 +48,15 @@ class Preparer:
         vocab_size: int,
         end_ids: Sequence[int],
         defaults: dict[str, Any],
+        max_model_len: int,
         raw: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._end_ids = tuple(end_ids)
         self._defaults = defaults
+        self._max_model_len = max_model_len
+        self._max_chars = tokenizer.longest_text(max_model_len)
         self._raw = raw or not tokenizer.has_chat_template
 
     def prepare(self, given: PromptInput) -> PreparedRequest:
@@ -76,13 +80,21 @@ class Preparer:
         if given.prompt_token_ids is not None:
             return None, self._checked(given.prompt_token_ids)
         if given.messages is not None:
-            text = self._tokenizer.render_chat(given.messages, **given.template_variables)
-            return text, self._tokenizer.encode_chat(text)
+            text = self._tokenizer.render_chat(given.messages, given.template_variables)
+            return text, self._tokenizer.encode_chat(self._short(text))
         assert given.prompt is not None
         if self._raw:
-            return given.prompt, self._tokenizer.encode(given.prompt)
+            return given.prompt, self._tokenizer.encode(self._short(given.prompt))
         text = self._tokenizer.render_chat([{"role": "user", "content": given.prompt}])
-        return given.prompt, self._tokenizer.encode_chat(text)
+        return given.prompt, self._tokenizer.encode_chat(self._short(text))
+
+    def _short(self, text: str) -> str:
+        if 0 < self._max_chars < len(text):
+            raise ValueError(
+                f"prompt must be at most {self._max_chars} characters, more than "
+                f"max_model_len={self._max_model_len} tokens hold, got {len(text)}"
+            )
+        return text
 
     def _checked(self, ids: list[int]) -> list[int]:
         for position, token_id in enumerate(ids):

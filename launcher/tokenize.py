@@ -1,6 +1,7 @@
 """Text to token ids and back, with the model's own tokenizer files."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ class Tokenizer:
         self._bos_id = backend.token_to_id(bos_token) if bos_token else None
         self._template = template
         self._byte_tokens = _byte_tokens(backend)
+        self._longest_token = max(map(len, backend.get_vocab()))
         self._token_bytes = TokenBytes(backend, self._byte_tokens)
 
     @property
@@ -52,7 +54,16 @@ class Tokenizer:
             return ids[1:]
         return ids
 
-    def render_chat(self, messages: list[Message], **variables: Any) -> str:
+    def longest_text(self, num_tokens: int) -> int:
+        """Characters that ``num_tokens`` tokens can hold at the very most.
+
+        A normalizer may shorten a text before it is cut into tokens, though hardly to a quarter.
+        """
+        return 4 * num_tokens * self._longest_token
+
+    def render_chat(
+        self, messages: list[Message], variables: Mapping[str, Any] | None = None
+    ) -> str:
         """Prompt text of a conversation; ``variables`` are for the template.
 
         Raises:
@@ -89,7 +100,8 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise ValueError(f"prompt: no valid Unicode at character {error.start}") from None
-        encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+        # Only the form for several texts lets other threads run meanwhile.
+        (encoding,) = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         return ids
 
@@ -103,7 +115,12 @@ class NoTokenizer:
         """Raises ValueError, always."""
         raise ValueError("prompt: this model has no tokenizer; give prompt_token_ids")
 
-    def render_chat(self, messages: list[Message], **variables: Any) -> str:
+    def longest_text(self, num_tokens: int) -> int:
+        return 0
+
+    def render_chat(
+        self, messages: list[Message], variables: Mapping[str, Any] | None = None
+    ) -> str:
         """Raises ValueError, always."""
         raise ValueError("messages: this model has no tokenizer; give prompt_token_ids")
 

@@ -26,7 +26,7 @@ class Client:
     def __init__(self, session: ClientSession, options: BenchOptions, model: str) -> None:
         self._session = session
         self._options = options
-        self._url = options.base_url.rstrip("/") + _PATHS[options.endpoint]
+        self._url = options.server_url + _PATHS[options.endpoint]
         self._model = model
 
     async def send(self, prompt: PromptInput, run_start: float) -> RequestRecord:
@@ -83,7 +83,7 @@ def body_of(prompt: PromptInput, options: BenchOptions, model: str) -> dict[str,
 
 
 async def _first_model(session: ClientSession, options: BenchOptions) -> str:
-    url, began = options.base_url.rstrip("/") + "/v1/models", time.monotonic()
+    url, began = options.server_url + "/v1/models", time.monotonic()
     while True:
         try:
             async with session.get(url) as response:

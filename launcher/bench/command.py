@@ -8,6 +8,7 @@ from pathlib import Path
 
 from msgspec import structs
 
+from lockstep.launcher.arguments import Parser
 from lockstep.launcher.bench.options import BenchOptions, read_options
 from lockstep.launcher.bench.plot import plot_runs
 from lockstep.launcher.bench.saved import Run, load_run, save_run
@@ -28,8 +29,9 @@ def main(argv: Sequence[str]) -> int:
         ConfigError: one line that names flag, value and limit.
         LaunchError: there is no server to measure.
     """
-    if argv[:1] != ["serve"]:
-        raise ConfigError(f"bench measures one thing: 'lockstep bench serve', got {argv[:1]}")
+    parser = Parser(prog="lockstep bench", description="Measure a server.")
+    parser.add_argument("what", choices=["serve"], help="see 'lockstep bench serve --help'")
+    parser.parse_args(argv[:1])
     try:
         options = read_options(argv[1:])
         _check_files(options)

@@ -28,7 +28,7 @@ class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
         ValueError: flags that need or exclude each other.
     """
 
-    base_url: Annotated[str, _help("of the server, without /v1")] = "http://127.0.0.1:8000"
+    base_url: Annotated[str, _help("of the server")] = "http://127.0.0.1:8000"
     model: Annotated[str | None, _help("name to ask for (default: the server's first)")] = None
     endpoint: Annotated[Endpoint, _help("which API")] = "completions"
     api_key: Annotated[str | None, _help("sent as a bearer token (or OPENAI_API_KEY)")] = None
@@ -69,6 +69,11 @@ class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
     serve_args: Annotated[str | None, _help("more flags of 'serve' for --modes, as one text")] = (
         None
     )
+
+    @property
+    def server_url(self) -> str:
+        """The base URL, whether or not it was given with /v1 as clients have it."""
+        return self.base_url.rstrip("/").removesuffix("/v1")
 
     def __post_init__(self) -> None:
         if self.serve_args and self.modes is None:

@@ -1,6 +1,6 @@
 """How many generations may be in the server at once."""
 
-from lockstep.launcher.serve.api_errors import unavailable
+from lockstep.launcher.serve.api_errors import bad_request, unavailable
 from lockstep.worker.config import WorkerConfig
 
 DEFAULT_QUEUED = 4096
@@ -25,7 +25,12 @@ class Admission:
         self.in_flight += count
 
     def check(self, count: int) -> None:
-        """Raises ApiError 503 if there is no room for ``count`` now."""
+        """Raises ApiError 503 if there is no room for ``count`` now, 400 if there never is."""
+        if count > self.limit:
+            raise bad_request(
+                f"n and the number of prompts ask for {count} answers; the server holds "
+                f"{self.limit} (--max-num-seqs and --max-num-queued-reqs)"
+            )
         if self.in_flight + count > self.limit:
             self.num_refused += 1
             raise unavailable(

@@ -20,6 +20,9 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "skip_special_tokens": (True,),
     "truncate_prompt_tokens": (),
+    "bad_words": ([],),
+    "allowed_token_ids": (),
+    "logits_processors": ([],),
 }
 
 

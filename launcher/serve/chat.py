@@ -24,6 +24,9 @@ _UNSUPPORTED = UNSUPPORTED | {
     "functions": ([],),
     "tool_choice": ("none", "auto"),
     "continue_final_message": (False,),
+    "echo": (False,),
+    "chat_template": (),
+    "documents": ([],),
     "audio": (),
     "modalities": (["text"],),
 }
@@ -43,6 +46,8 @@ class ChatCall(Call, frozen=True, kw_only=True):
         super().__post_init__()
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs is only for logprobs=true")
+        if "messages" in self.chat_template_kwargs:
+            raise ValueError("chat_template_kwargs cannot replace messages")
 
 
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):

@@ -43,5 +43,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = "none"
 
     def __post_init__(self) -> None:
+        if "" in self.api_key:
+            raise ValueError("api_key must not be empty")
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise ValueError("ssl_keyfile and ssl_certfile must be given together")

@@ -34,7 +34,7 @@ def server() -> Iterator[ScriptedServer]:
 
 
 def test_latencies_are_the_servers(server: ScriptedServer) -> None:
-    options = BenchOptions(base_url=server.url, num_prompts=8, input_len=5, output_len=6)
+    options = BenchOptions(base_url=f"{server.url}/v1/", num_prompts=8, input_len=5, output_len=6)
     summary = run_load(
         options,
         "run",
@@ -219,7 +219,7 @@ def test_without_a_server_it_says_so(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["sing"], "bench measures one thing"),
+        (["sing"], "invalid choice: 'sing'"),
         (["serve", "--num-prompts", "0"], "--num-prompts"),
         (["serve", "--serve-args", "x"], "--serve-args 'x' needs --modes"),
         (["serve", "--compare", "/nowhere.json"], "/nowhere.json: No such file"),

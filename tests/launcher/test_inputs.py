@@ -10,6 +10,8 @@ from lockstep.launcher.inputs import BadInput, Format, PromptInput, parse_json, 
 from lockstep.launcher.prepare import Preparer
 from lockstep.launcher.tokenize import Tokenizer
 
+MAX_MODEL_LEN = 512
+
 
 def read(text: str, format: Format = "jsonl") -> list[PromptInput | BadInput]:
     return list(read_lines(text.encode().split(b"\n"), format))
@@ -18,7 +20,20 @@ def read(text: str, format: Format = "jsonl") -> list[PromptInput | BadInput]:
 @pytest.fixture(scope="module")
 def preparer() -> Preparer:
     tokenizer = Tokenizer(byte_tokenizer(), bos_token=None, template=None)
-    return Preparer(tokenizer, vocab_size=VOCAB, end_ids=(257,), defaults={"temperature": 0.5})
+    return Preparer(
+        tokenizer,
+        vocab_size=VOCAB,
+        end_ids=(257,),
+        defaults={"temperature": 0.5},
+        max_model_len=MAX_MODEL_LEN,
+    )
+
+
+def test_a_text_that_no_tokens_could_hold_is_not_even_tokenized(preparer: Preparer) -> None:
+    most = 4 * MAX_MODEL_LEN * len("</s>")
+    assert len(preparer.prepare(PromptInput(prompt="x" * most)).prompt_ids) == most
+    with pytest.raises(ValueError, match=f"at most {most} characters, .* got {most + 1}"):
+        preparer.prepare(PromptInput(prompt="x" * (most + 1)))
 
 
 def test_three_forms_with_sampling_parameters() -> None:

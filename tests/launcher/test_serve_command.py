@@ -55,6 +55,11 @@ def test_a_bad_setting_in_the_file_is_named_with_the_file(tmp_path: Path) -> Non
             parse(["m", "--config", str(file)])
 
 
+def test_an_empty_key_is_refused() -> None:
+    with pytest.raises(ConfigError, match="api_key must not be empty"):
+        parse(["m", "--api-key", ""])
+
+
 def test_keys_come_from_flags_or_else_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCKSTEP_API_KEY", "from outside")
     assert parse(["m"]).options.api_key == ("from outside",)

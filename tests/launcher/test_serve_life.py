@@ -146,7 +146,7 @@ def test_fault_97_a_full_server_refuses_at_once_and_says_when_to_come_back(
         and "--max-num-queued-reqs" in refused.error()["message"]
     )
     assert len(engine.added) == 6 and in_flight(served) == 0
-    assert served.ask(COMPLETIONS, call | {"n": 7}).status == 503
+    assert served.ask(COMPLETIONS, call | {"n": 7}).status == 400
     assert served.ask(COMPLETIONS, call | {"n": 6}).status == 200
 
 
