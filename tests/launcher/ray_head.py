@@ -49,10 +49,15 @@ class RayHead:
     def run(self, *command: str, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
         """``ray job COMMAND`` against this head, its output in one piece."""
         env = os.environ | {"RAY_API_SERVER_ADDRESS": self.url, "PYTHONPATH": ""}
-        return subprocess.run(
-            [*RAY, "job", *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, env=env, timeout=timeout_s,
-        )  # fmt: skip
+        deadline = time.monotonic() + timeout_s
+        while True:
+            done = subprocess.run(
+                [*RAY, "job", *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                text=True, env=env, timeout=timeout_s,
+            )  # fmt: skip
+            # A head tells its address before it can take jobs.
+            if "No available agent" not in done.stdout or time.monotonic() > deadline:
+                return done
 
     def details(self, job: str) -> dict[str, Any]:
         """What Ray knows of a job."""
