@@ -62,10 +62,11 @@ class SelfCheck:
         if not descriptor.uniform_query_len:
             split = descriptor.num_reqs is None
             self._check_body(self._split_body(size) if split else self._mixed_body(size), probes)
-            return
-        self._check_body(self._decode_body(size), probes)
-        for variant in self._parts.graphs.captured_variants:
-            self._check_tail(size, probes[0], variant)
+        else:
+            self._check_body(self._decode_body(size), probes)
+        num_lanes = self._parts.graphs.tail_lanes(descriptor)
+        for variant in self._parts.graphs.captured_variants if num_lanes else ():
+            self._check_tail(num_lanes, probes[0], variant)
 
     def _some(self) -> list[BatchDescriptor]:
         """The host replays by calling: one of a kind shows that, and a CPU has no time for all."""

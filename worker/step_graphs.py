@@ -59,6 +59,9 @@ class StepGraphs:
         self._sampling = sampling
         self._segments: Segments | None = None
         self.sizes: list[int] = []  # of decode graphs, ascending
+        # By the lanes that a tail is for, rising: the graphs that it is captured among.
+        self._tails: dict[int, BatchDescriptor] = {}
+        self._tail_lanes: list[int] = []  # of the tails captured so far
 
     @property
     def num_graphs(self) -> int:
@@ -76,6 +79,7 @@ class StepGraphs:
         step, split = self._step, manifest.sizes(RunMode.PIECEWISE)
         if split:
             self._segments = Segments(step.model, step.kv, max(split))
+        self._tails = _homes_of_tails(manifest, step.state.max_lanes)
         statics = RankStatics(step.state, self._sampling, step.kv, self._segments)
         self._runner.capture_all(manifest, self._parts, statics, progress)
         self._note_sizes()
@@ -92,7 +96,14 @@ class StepGraphs:
         return sorted(self._runner.records, key=lambda each: each.num_tokens)
 
     def _note_sizes(self) -> None:
+        captured = self._runner.records
         self.sizes = [key.num_tokens for key in self.descriptors if _is_decode(key)]
+        self._tail_lanes = [lanes for lanes, home in self._tails.items() if home in captured]
+
+    def tail_lanes(self, descriptor: BatchDescriptor) -> int:
+        """How many lanes the tail among these graphs is for; 0 if there is none among them."""
+        found = (lanes for lanes, home in self._tails.items() if home == descriptor)
+        return next(found, 0)
 
     def body(self, num_lanes: int) -> None:
         """Replay the decode body of exactly ``num_lanes`` lanes.
@@ -129,28 +140,32 @@ class StepGraphs:
 
         Rows beyond ``num_lanes`` sample nothing, so the larger graph does the same.
         """
-        at = bisect_left(self.sizes, num_lanes)
-        key = _decode_key(self.sizes[at] if at < len(self.sizes) else num_lanes)
-        if not self._runner.captured(key, _tail(variant)):
+        at = bisect_left(self._tail_lanes, num_lanes)
+        if at == len(self._tail_lanes) or variant not in self.captured_variants:
             return self._step.tail(num_lanes, variant)
-        self._runner.replay(key, _tail(variant))
+        self._runner.replay(self._tails[self._tail_lanes[at]], _tail(variant))
         return None
 
     def release(self) -> None:
         """Drop all graphs; comes before the topology is destroyed."""
         self._runner.release()
         self._segments = None
-        self.sizes = []
+        self.sizes, self._tail_lanes, self._tails = [], [], {}
 
     def _parts(self, descriptor: BatchDescriptor) -> Parts:
         num_tokens, num_lanes = descriptor.num_tokens, descriptor.num_reqs
+        tails = self._tail_parts(self.tail_lanes(descriptor))
         if num_lanes is None:
             assert self._segments is not None
-            return self._segments.parts(num_tokens)
+            return {**self._segments.parts(num_tokens), **tails}
         if not _is_decode(descriptor):
-            return {_BODY: lambda: self._step.body(self._any_lanes(num_tokens, num_lanes))}
-        tails = {_tail(each): self._tail_part(num_lanes, each) for each in self.captured_variants}
+            return {_BODY: lambda: self._step.body(self._any_lanes(num_tokens, num_lanes))} | tails
         return {_BODY: lambda: self._step.body(self._inputs.decode(num_lanes))} | tails
+
+    def _tail_parts(self, num_lanes: int) -> dict[str, Callable[[], None]]:
+        if not num_lanes:
+            return {}
+        return {_tail(each): self._tail_part(num_lanes, each) for each in self.captured_variants}
 
     def _any_lanes(self, num_tokens: int, num_lanes: int) -> ForwardInputs:
         # A graph holds for every batch of its size: one lane may have all tokens.
@@ -161,6 +176,19 @@ class StepGraphs:
 
     def _mixed_key(self, num_tokens: int) -> BatchDescriptor:
         return BatchDescriptor(num_tokens, min(num_tokens, self._step.state.max_lanes), 0)
+
+
+def _homes_of_tails(manifest: Manifest, max_lanes: int) -> dict[int, BatchDescriptor]:
+    """Tails are for lanes, not tokens: with decode graphs one a size, else the least that has them.
+
+    Modes without decode graphs need tails as much: an eager one allocates while serving.
+    """
+    every = sorted((each.descriptor for each in manifest.entries), key=lambda d: d.num_tokens)
+    homes = dict[int, BatchDescriptor]()
+    for each in [each for each in every if _is_decode(each)] or every:
+        lanes = each.num_reqs if each.num_reqs is not None else min(each.num_tokens, max_lanes)
+        homes.setdefault(lanes, each)
+    return homes
 
 
 def _is_decode(descriptor: BatchDescriptor) -> bool:

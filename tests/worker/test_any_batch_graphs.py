@@ -234,3 +234,19 @@ def test_the_self_check_names_the_graph_that_differs(kind: str) -> None:
     setattr(rig.parts.graphs, name, faulty)
     with pytest.raises(GraphError, match="size 4 differs from its step"):
         SelfCheck(rig.parts).run(rig.model.config.vocab_size)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_tails_are_replayed_where_no_graph_is_of_decode_steps(model, mode) -> None:
+    rig = make_rig(model, num_blocks=61, backend=TapeBackend())
+    rig.capture(**{"split" if mode is RunMode.PIECEWISE else "mixed": SIZES})
+    options = OPTIONS["filtered"]
+    wanted = run(make_rig(model, num_blocks=61), called, traffic(**options))
+    assert_equal(run(rig, in_mode(mode), traffic(**options)), wanted)
+    replays = [
+        number
+        for record in rig.parts.graphs._runner.records.values()
+        for part, number in record.num_replays.items()
+        if part == "tail FILTERED"
+    ]
+    assert sum(replays) == len(traffic())
