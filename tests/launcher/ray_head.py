@@ -46,7 +46,7 @@ class RayHead:
         self._head.clean_up()
         shutil.rmtree(self._files, ignore_errors=True)
 
-    def run(self, *command: str, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
+    def run(self, *command: str, timeout_s: float = 200) -> subprocess.CompletedProcess[str]:
         """``ray job COMMAND`` against this head, its output in one piece."""
         env = os.environ | {"RAY_API_SERVER_ADDRESS": self.url, "PYTHONPATH": ""}
         deadline = time.monotonic() + timeout_s

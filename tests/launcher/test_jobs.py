@@ -20,7 +20,7 @@ from launched import answers, generate_arguments, tokens_of_one_rank_alone
 from ray_head import RayHead, free_port
 
 pytest.importorskip("grpc", reason="needs ray[default]")
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "deploy" / "package"
@@ -44,7 +44,7 @@ def command_that_joins(head: RayHead, folder: Path) -> subprocess.CompletedProce
     return subprocess.run(
         [sys.executable, "-P", "-m", "lockstep", *entry, "--placement-timeout-seconds", "1"],
         env=os.environ | {"RAY_ADDRESS": head.address, "PYTHONPATH": str(PACKAGE)},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=200,
     )  # fmt: skip
 
 
@@ -85,7 +85,7 @@ class Stopped:
         self.log = head.run("logs", job).stdout
 
     def _await_ready(self) -> None:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 200
         while not self._ready():
             told = self._head.details(self._job)
             assert told["status"] in ("PENDING", "RUNNING"), told
