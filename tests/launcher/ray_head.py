@@ -26,6 +26,8 @@ class RayHead:
         self._files = tempfile.mkdtemp(prefix="lockstep-", dir="/tmp")
         options = [
             "--port=0", "--dashboard-port=0", f"--ray-client-server-port={free_port()}",
+            # Without it no job can be taken while another Ray of this machine holds the usual one.
+            f"--dashboard-agent-listen-port={free_port()}",
             "--num-cpus=4", f"--object-store-memory={80 << 20}", f"--temp-dir={self._files}",
         ]  # fmt: skip
         # Entrypoints are run by name, and what a job imports is to be what it has brought.
