@@ -1,5 +1,6 @@
 """The socket of a server, bound before anything that takes long."""
 
+import errno
 import os
 import socket
 import stat
@@ -40,6 +41,7 @@ def _bind(host: str, port: int) -> socket.socket:
 def _bind_path(path: str) -> socket.socket:
     with suppress(FileNotFoundError):
         if stat.S_ISSOCK(os.stat(path).st_mode):
+            _refuse_if_live(path)
             os.unlink(path)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -48,6 +50,12 @@ def _bind_path(path: str) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+def _refuse_if_live(path: str) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        if probe.connect_ex(path) == 0:
+            raise OSError(errno.EADDRINUSE, "a server listens there")
 
 
 def url_of(sock: socket.socket, options: ServeOptions) -> str:

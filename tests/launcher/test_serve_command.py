@@ -114,6 +114,8 @@ def test_a_unix_socket_replaces_the_one_of_a_server_before(tmp_path: Path) -> No
         connection.sock = socket.socket(socket.AF_UNIX)
         connection.sock.connect(options.uds)
         assert health(connection) == 200
+        with pytest.raises(ConfigError, match=f"cannot listen on {options.uds}: a server listens"):
+            open_socket(options)
 
 
 def test_as_many_files_may_be_open_as_the_system_lets_us() -> None:
