@@ -26,17 +26,18 @@ class Admission:
 
     def check(self, count: int) -> None:
         """Raises ApiError 503 if there is no room for ``count`` now, 400 if there never is."""
+        if self.in_flight + count <= self.limit:
+            return
+        self.num_refused += 1
         if count > self.limit:
             raise bad_request(
                 f"n and the number of prompts ask for {count} answers; the server holds "
                 f"{self.limit} (--max-num-seqs and --max-num-queued-reqs)"
             )
-        if self.in_flight + count > self.limit:
-            self.num_refused += 1
-            raise unavailable(
-                f"{self.in_flight} requests are in the server and it holds {self.limit} "
-                f"(--max-num-seqs and --max-num-queued-reqs), got {count} more"
-            )
+        raise unavailable(
+            f"{self.in_flight} requests are in the server and it holds {self.limit} "
+            f"(--max-num-seqs and --max-num-queued-reqs), got {count} more"
+        )
 
     def leave(self, count: int) -> None:
         self.in_flight -= count

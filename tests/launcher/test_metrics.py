@@ -54,7 +54,7 @@ def test_fault_101_every_request_is_counted_once_whatever_its_end(served: Served
     sent += usage(served, prompt=";", max_tokens=7)
     sent += usage(served, prompt="abc", max_tokens=30, stop="ca")
     assert served.ask(COMPLETIONS, {"prompt": "x", "max_tokens": -1}).status == 400
-    assert served.ask(COMPLETIONS, {"prompt": ["x"] * 9}).status == 503
+    assert served.ask(COMPLETIONS, {"prompt": ["x"] * 9}).status == 400
     assert served.ask(COMPLETIONS, {"prompt": "y" * 50, "max_tokens": 1}).status == 500
     left = served.ask(COMPLETIONS, {"prompt": "x", "stream": True}, visit=Visit(leave_after=3))
     told = scrape(served)

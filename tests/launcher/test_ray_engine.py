@@ -322,4 +322,4 @@ def _scheduler(rank_pid):
 def _alive(folder):
     written = [int(path.read_text()) for path in folder.glob("*.pid")]
     assert len(written) == 2
-    return [pid for pid in written if Path(f"/proc/{pid}").exists()]
+    return [pid for pid in written if not process_gone(pid)]

@@ -11,6 +11,12 @@ from lockstep.launcher.resolve import resolve
 QWEN = Path(__file__).parents[1] / "data" / "models" / "qwen3-0.6b"
 
 
+def config_of(tp_size: int) -> LaunchConfig:
+    return LaunchConfig(
+        model=str(QWEN), load_format="dummy", tensor_parallel_size=tp_size, device="cpu"
+    )
+
+
 @pytest.mark.parametrize(
     ("tp_size", "message"),
     [
@@ -19,11 +25,10 @@ QWEN = Path(__file__).parents[1] / "data" / "models" / "qwen3-0.6b"
     ],
 )
 def test_refused_with_the_numbers(tp_size, message):
-    config = LaunchConfig(model=str(QWEN), tensor_parallel_size=tp_size, device="cpu")
     with pytest.raises(ConfigError, match=message):
-        resolve(config)
+        resolve(config_of(tp_size))
 
 
 def test_heads_that_do_not_divide_are_padded_instead():
-    resolved = resolve(LaunchConfig(model=str(QWEN), tensor_parallel_size=3, device="cpu"))
+    resolved = resolve(config_of(3))
     assert resolved.worker.parallel.tp_size == 3
