@@ -7,17 +7,26 @@ import os
 import sys
 import threading
 import time
+from typing import TYPE_CHECKING
 
 from lockstep.launcher.processes import boot_id, on_exit_of
 from lockstep.launcher.roll import Presence
 
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
 LAST_WORDS_S = 5.0
+_POLL_S = 0.05
+_KEY = "lockstep/left"
 
 
 class Siblings:
     """Makes this process end, a little later and with an error, when another rank has ended."""
 
     def __init__(self, roll: list[Presence], *, rank: int) -> None:
+        self._rank = rank
+        self._size = len(roll)
+        self._dead: set[int] = set()
         self._leaving = threading.Event()
         for other, each in enumerate(roll):
             if other != rank and each.boot_id == boot_id():
@@ -27,6 +36,17 @@ class Siblings:
         """From now on ranks end because all is done."""
         self._leaving.set()
 
+    def wait_left(self, store: "Store", timeout_s: float) -> None:
+        """Return once every other rank is here too, or has died, or after ``timeout_s``."""
+        store.set(f"{_KEY}/{self._rank}", "")
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline and not self._all_left(store):
+            time.sleep(_POLL_S)
+
+    def _all_left(self, store: "Store") -> bool:
+        living = set(range(self._size)) - self._dead
+        return all(store.check([f"{_KEY}/{rank}"]) for rank in living)
+
     def _watch(self, rank: int, pid: int) -> None:
         try:
             on_exit_of(pid, lambda: self._gone(rank, pid))
@@ -34,6 +54,7 @@ class Siblings:
             self._gone(rank, pid)
 
     def _gone(self, rank: int, pid: int) -> None:
+        self._dead.add(rank)
         if self._leaving.is_set():
             return
         sys.stderr.write(f"lockstep: rank {rank}, pid {pid}, died\n")

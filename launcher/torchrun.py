@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
-from lockstep.comm.errors import CommError
 from lockstep.comm.messages import WorkerReady
 from lockstep.launcher.channels import RankChannels, Seating
 from lockstep.launcher.errors import EngineDead, LaunchError, StartError
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
 # What can take long on another rank: a download first, then the slowest load.
 PATIENCE_S = 24 * 3600.0
 LEAVE_S = 15.0
-BEGIN, READY, ATTACH, LEAVE = (f"lockstep/{name}" for name in ("begin", "ready", "attach", "leave"))
+BEGIN, READY, ATTACH = (f"lockstep/{name}" for name in ("begin", "ready", "attach"))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -96,8 +95,7 @@ def lead(seat: Seat, store: "Store", argv: Sequence[str]) -> int:
         return front.exit_code()
     finally:
         front.kill()
-        siblings.leave()
-        _leave(seat, store)
+        _leave(seat, store, siblings)
 
 
 def follow(seat: Seat, store: "Store") -> int:
@@ -111,8 +109,7 @@ def follow(seat: Seat, store: "Store") -> int:
         attach = _hear(store, ATTACH)
         if isinstance(attach, Attach):
             _serve(host, attach.channels[seat.rank])
-    siblings.leave()
-    _leave(seat, store)
+    _leave(seat, store, siblings)
     return 0
 
 
@@ -173,16 +170,15 @@ def _hear(store: "Store", key: str) -> LinkMessage:
     return decode_link(store.get(key).decode())
 
 
-def _leave(seat: Seat, store: "Store") -> None:
+def _leave(seat: Seat, store: "Store", siblings: Siblings) -> None:
     """Go together: rank 0 may serve the store, and those who still wait must hear that it ends."""
-    from lockstep.comm.rendezvous import exchange
-
-    with suppress(CommError, RuntimeError):
+    siblings.leave()
+    # The store may be gone with the rank or the agent that served it.
+    with suppress(RuntimeError):
         if seat.rank == 0:
             _publish(store, BEGIN, Leave())
             _publish(store, ATTACH, Leave())
-        ranks = range(seat.world_size)
-        exchange(store, LEAVE, "", rank=seat.rank, ranks=ranks, timeout_s=LEAVE_S)
+        siblings.wait_left(store, LEAVE_S)
 
 
 def _run() -> NoReturn:

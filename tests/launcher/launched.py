@@ -110,7 +110,7 @@ class Launched:
             assert self.root.poll() is None and time.monotonic() < deadline, self.stderr
             time.sleep(0.02)
 
-    def ended(self, timeout_s: float = 15) -> int:
+    def ended(self, timeout_s: float = 45) -> int:
         """Exit code of the command, once no process of it is left; fails after ``timeout_s``."""
         deadline = time.monotonic() + timeout_s
         while self.processes() and time.monotonic() < deadline:
