@@ -24,7 +24,7 @@ from lockstep.launcher import flags
 from lockstep.launcher.arguments import Parser
 from lockstep.launcher.config import LaunchConfig, build_config
 from lockstep.launcher.errors import ConfigError, LaunchError
-from lockstep.launcher.front_end import StartEngine, open_engine, start_default_engine
+from lockstep.launcher.front_end import StartEngine, open_front_end, start_default_engine
 from lockstep.launcher.generate import (
     STDIN,
     GenerateOptions,
@@ -109,12 +109,13 @@ def run(command: Command, start_engine: StartEngine) -> int:
         LaunchError: the engine cannot start, or dies.
     """
     with stages() as progress:
-        resolved, engine = open_engine(command.launch, start_engine, progress)
+        front = open_front_end(command.launch, start_engine, progress)
+    engine = front.engine
     try:
         for line in start_report(engine.summary()):
             sys.stderr.write(f"lockstep: {line}\n")
-        totals = generate(command.options, resolved, engine)
-        sys.stderr.write(summarize(resolved, engine, totals))
+        totals = generate(command.options, front)
+        sys.stderr.write(summarize(front.resolved, engine, totals))
         for line in late_report(engine.summary(), engine.stats()):
             sys.stderr.write(f"lockstep: {line}\n")
         report_graphs(command.options, engine)

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from lockstep.launcher.config import LaunchConfig
@@ -43,42 +44,12 @@ def open_tokenizer(resolved: Resolved) -> AnyTokenizer:
         raise ConfigError(str(error)) from None
 
 
-def create_preparer(
-    resolved: Resolved, tokenizer: AnyTokenizer, *, overrides: dict[str, Any], raw: bool
-) -> Preparer:
-    """Prompts get the model's sampling defaults, replaced by ``overrides``, then by their own."""
-    vocab_size = resolved.worker.model.vocab_size
-    return Preparer(
-        tokenizer,
-        vocab_size=vocab_size,
-        # Files may name end tokens that this model cannot sample.
-        end_ids=[i for i in resolved.generation.eos_token_ids if i < vocab_size],
-        defaults=sampling_defaults(resolved.generation) | overrides,
-        max_model_len=resolved.worker.schedule.max_model_len,
-        raw=raw,
-    )
-
-
 def sampling_defaults(generation: GenerationDefaults) -> dict[str, Any]:
     """Sampling parameters that the model's files set, and our bound on the output."""
     named = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
     values = {name: getattr(generation, name) for name in named}
     said = {name: value for name, value in values.items() if value is not None}
     return said | {"max_tokens": DEFAULT_MAX_TOKENS}
-
-
-def create_session(
-    resolved: Resolved,
-    engine: EngineClient,
-    tokenizer: AnyTokenizer,
-    *,
-    window: int | None = None,
-    prefix: str = "r",
-) -> Session:
-    """A session that keeps every lane of every replica busy, or at most ``window`` of them."""
-    return Session(
-        engine, tokenizer, window=window or default_window(resolved.worker), prefix=prefix
-    )
 
 
 def default_window(worker: WorkerConfig) -> int:
@@ -88,10 +59,35 @@ def default_window(worker: WorkerConfig) -> int:
     return max(1, lanes * _QUEUED_PER_LANE if queued is None else min(lanes, queued))
 
 
-def open_engine(
-    config: LaunchConfig, start_engine: StartEngine, progress: Progress
-) -> tuple[Resolved, EngineClient]:
-    """Resolve the settings, tell what was chosen, and start. The caller must call ``shutdown``.
+@dataclass(frozen=True)
+class FrontEnd:
+    """A model that can serve. Who opened it must call ``engine.shutdown``."""
+
+    resolved: Resolved
+    tokenizer: AnyTokenizer
+    engine: EngineClient
+
+    def preparer(self, *, overrides: dict[str, Any], raw: bool) -> Preparer:
+        """Prompts get the model's sampling defaults, replaced by ``overrides``, then their own."""
+        resolved, vocab_size = self.resolved, self.resolved.worker.model.vocab_size
+        return Preparer(
+            self.tokenizer,
+            vocab_size=vocab_size,
+            # Files may name end tokens that this model cannot sample.
+            end_ids=[i for i in resolved.generation.eos_token_ids if i < vocab_size],
+            defaults=sampling_defaults(resolved.generation) | overrides,
+            max_model_len=resolved.worker.schedule.max_model_len,
+            raw=raw,
+        )
+
+    def session(self, *, window: int | None = None, prefix: str = "r") -> Session:
+        """A session that keeps every lane of every replica busy, or at most ``window`` of them."""
+        window = window or default_window(self.resolved.worker)
+        return Session(self.engine, self.tokenizer, window=window, prefix=prefix)
+
+
+def open_front_end(config: LaunchConfig, start_engine: StartEngine, progress: Progress) -> FrontEnd:
+    """Resolve the settings, tell what was chosen, and start.
 
     Raises:
         LaunchError: settings that cannot work, or an engine that cannot start.
@@ -100,8 +96,8 @@ def open_engine(
     for note in resolved.notes:
         sys.stderr.write(f"lockstep: {note}\n")
     # A bad file of the tokenizer is refused before ranks load, not after.
-    open_tokenizer(resolved)
-    return resolved, start_engine(resolved, progress)
+    tokenizer = open_tokenizer(resolved)
+    return FrontEnd(resolved, tokenizer, start_engine(resolved, progress))
 
 
 def start_default_engine(resolved: Resolved, progress: Progress) -> EngineClient:

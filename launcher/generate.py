@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from lockstep.launcher.engine import EngineClient
 from lockstep.launcher.errors import ConfigError
 from lockstep.launcher.files import check_writable
-from lockstep.launcher.front_end import create_preparer, create_session, open_tokenizer
+from lockstep.launcher.front_end import FrontEnd
 from lockstep.launcher.graph_stats import print_graph_stats, write_batch_histogram
 from lockstep.launcher.inputs import BadInput, Format, PromptInput, read_lines
 from lockstep.launcher.outputs import RequestOutput
@@ -97,15 +97,14 @@ def _check_output(path: Path, source: Path | None) -> None:
         raise ConfigError(f"--output {path}: prompts are read from it")
 
 
-def generate(options: GenerateOptions, resolved: Resolved, engine: EngineClient) -> Totals:
+def generate(options: GenerateOptions, front: FrontEnd) -> Totals:
     """Run every prompt; write the answers to ``--output`` or to standard output.
 
     Raises:
         EngineDead: a rank or the scheduler is lost.
     """
-    tokenizer = open_tokenizer(resolved)
-    preparer = create_preparer(resolved, tokenizer, overrides=options.sampling, raw=options.raw)
-    session = create_session(resolved, engine, tokenizer, window=options.max_concurrency)
+    preparer = front.preparer(overrides=options.sampling, raw=options.raw)
+    session = front.session(window=options.max_concurrency)
     totals = Totals()
     began = time.monotonic()
     events = session.run(prepare_all(preparer, open_inputs(options)))

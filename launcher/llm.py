@@ -16,17 +16,10 @@ from lockstep.comm.sampling import SamplingParams
 from lockstep.launcher.chat_template import Message
 from lockstep.launcher.config import build_config
 from lockstep.launcher.engine import EngineSummary
-from lockstep.launcher.front_end import (
-    StartEngine,
-    create_preparer,
-    create_session,
-    open_tokenizer,
-    start_default_engine,
-)
+from lockstep.launcher.front_end import StartEngine, open_front_end, start_default_engine
 from lockstep.launcher.inputs import PromptInput
 from lockstep.launcher.outputs import RequestOutput
 from lockstep.launcher.prepare import PreparedRequest
-from lockstep.launcher.resolve import resolve
 from lockstep.launcher.session import in_order
 from lockstep.worker.schedule.stats import SchedulerStats
 
@@ -49,12 +42,10 @@ class LLM:
     def __init__(
         self, model: str, *, start_engine: StartEngine | None = None, **settings: Any
     ) -> None:
-        resolved = resolve(build_config({"model": model, **settings}))
-        self._tokenizer = open_tokenizer(resolved)
-        self._preparer = create_preparer(resolved, self._tokenizer, overrides={}, raw=True)
-        self._resolved = resolved
+        config = build_config({"model": model, **settings})
+        self._front = open_front_end(config, start_engine or start_default_engine, _silent)
+        self._preparer = self._front.preparer(overrides={}, raw=True)
         self._calls = count()
-        self._engine = (start_engine or start_default_engine)(resolved, _silent)
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], sampling: Sampling = None
@@ -82,14 +73,14 @@ class LLM:
         return self._run([PromptInput(messages=messages) for messages in several], sampling)
 
     def summary(self) -> EngineSummary:
-        return self._engine.summary()
+        return self._front.engine.summary()
 
     def stats(self) -> SchedulerStats:
-        return self._engine.stats()
+        return self._front.engine.stats()
 
     def close(self) -> None:
         """End every process of the engine."""
-        self._engine.shutdown()
+        self._front.engine.shutdown()
 
     def __enter__(self) -> Self:
         return self
@@ -105,7 +96,7 @@ class LLM:
     def _run(self, inputs: list[PromptInput], sampling: Sampling) -> list[RequestOutput]:
         prepared = self._prepare(inputs, sampling)
         prefix = f"call{next(self._calls)}-"
-        session = create_session(self._resolved, self._engine, self._tokenizer, prefix=prefix)
+        session = self._front.session(prefix=prefix)
         try:
             events = session.run(prepared)
             return list(in_order(e.output for e in events if e.output is not None))

@@ -13,7 +13,7 @@ from lockstep.comm.messages import TokenDelta
 from lockstep.launcher.config import LaunchConfig
 from lockstep.launcher.engine import EngineClient, Progress
 from lockstep.launcher.errors import EngineDead, LaunchError
-from lockstep.launcher.front_end import StartEngine, open_engine
+from lockstep.launcher.front_end import StartEngine, open_front_end
 from lockstep.launcher.metrics.traces import OnEnd, tracing
 from lockstep.launcher.progress import stages
 from lockstep.launcher.serve.admission import create_admission
@@ -89,10 +89,11 @@ class _Server:
         # The queue is bounded before the engine, where a refusal is a status and costs nothing.
         config = msgspec.structs.replace(self._config, max_num_queued_reqs=None)
         with stages() as lines:
-            resolved, engine = open_engine(config, self._start_engine, self._told_to(lines))
+            front = open_front_end(config, self._start_engine, self._told_to(lines))
+        engine, queued = front.engine, self._config.max_num_queued_reqs
         try:
-            admission = create_admission(resolved.worker, self._config.max_num_queued_reqs)
-            yield engine, create_service(resolved, engine, self._inbox, admission)
+            admission = create_admission(front.resolved.worker, queued)
+            yield engine, create_service(front, self._inbox, admission)
         except EngineDead:
             engine.shutdown()
             time.sleep(_LAST_WORDS_S)

@@ -12,12 +12,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from lockstep.comm.sampling import SamplingParams
-from lockstep.launcher.engine import EngineClient
-from lockstep.launcher.front_end import create_preparer, open_tokenizer
+from lockstep.launcher.front_end import FrontEnd
 from lockstep.launcher.inputs import KINDS, PromptInput
 from lockstep.launcher.metrics.requests import RequestMetrics
 from lockstep.launcher.prepare import PreparedRequest, Preparer
-from lockstep.launcher.resolve import Resolved
 from lockstep.launcher.serve.admission import Admission
 from lockstep.launcher.serve.api_errors import ApiError, bad_request
 from lockstep.launcher.serve.engine_loop import Inbox
@@ -114,21 +112,15 @@ class Service:
             self.admission.leave(len(requests))
 
 
-def create_service(
-    resolved: Resolved, engine: EngineClient, inbox: Inbox, admission: Admission
-) -> Service:
-    """For an engine that can serve; requests go to it through ``inbox``.
-
-    Raises:
-        ConfigError: a file of the tokenizer is missing or damaged; names it.
-    """
+def create_service(front: FrontEnd, inbox: Inbox, admission: Admission) -> Service:
+    """For an engine that can serve; requests go to it through ``inbox``."""
+    resolved, engine = front.resolved, front.engine
     worker = resolved.worker
-    tokenizer = open_tokenizer(resolved)
     metrics = RequestMetrics()
     num_blocks = min(rank.num_blocks for rank in engine.summary().ready)
 
     def preparer(**defaults: Any) -> Preparer:
-        return create_preparer(resolved, tokenizer, overrides=defaults, raw=True)
+        return front.preparer(overrides=defaults, raw=True)
 
     return Service(
         card=ModelCard(
@@ -137,7 +129,7 @@ def create_service(
             root=resolved.launch.model,
             max_model_len=worker.schedule.max_model_len,
         ),
-        tokenizer=tokenizer,
+        tokenizer=front.tokenizer,
         completion=preparer(max_tokens=COMPLETION_MAX_TOKENS),
         chat=preparer(max_tokens=None),
         limits=Limits(

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 from lockstep.launcher.config import build_config
 from lockstep.launcher.engine import EngineClient
 from lockstep.launcher.errors import EngineDead
-from lockstep.launcher.front_end import StartEngine, open_engine
+from lockstep.launcher.front_end import StartEngine, open_front_end
 from lockstep.launcher.serve.admission import create_admission
 from lockstep.launcher.serve.api_errors import unavailable
 from lockstep.launcher.serve.app import create_app
@@ -176,12 +176,12 @@ def serving(
 ) -> Iterator[Served]:
     """``lockstep serve`` of a model without its sockets and signals."""
     config = build_config({"model": model, "device": "cpu", **settings})
-    resolved, engine = open_engine(config, start, lambda stage, done, total: None)
+    front = open_front_end(config, start, lambda stage, done, total: None)
     state, inbox = ServerState(options or ServeOptions()), SimpleQueue()
-    admission = create_admission(resolved.worker, config.max_num_queued_reqs)
-    state.open(create_service(resolved, engine, inbox, admission))
+    admission = create_admission(front.resolved.worker, config.max_num_queued_reqs)
+    state.open(create_service(front, inbox, admission))
     try:
-        with Served(state, engine).running(inbox) as served:
+        with Served(state, front.engine).running(inbox) as served:
             yield served
     finally:
-        engine.shutdown()
+        front.engine.shutdown()
