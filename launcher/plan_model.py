@@ -4,8 +4,9 @@ from pathlib import Path
 
 import msgspec
 
-from lockstep.launcher.gpu_table import find_gpu
+from lockstep.launcher.gpu_table import GpuModel, find_gpu
 from lockstep.launcher.plan_options import PlanOptions
+from lockstep.worker.models.floor import step_floor
 from lockstep.worker.models.footprint import Footprint
 from lockstep.worker.weights.model_config import model_config_from
 from lockstep.worker.weights.resolve import resolve_config
@@ -14,7 +15,7 @@ _GPU, _CONTEXT_LEN = "H200", 1024
 _SHOWN_REQS = (1, 4, 16, 64, 256, 1024)
 
 
-class StepFloor(msgspec.Struct, frozen=True):
+class PlannedStep(msgspec.Struct, frozen=True):
     """A decode step of ``num_reqs`` requests; ``fits`` is whether a GPU holds what it reads."""
 
     num_reqs: int
@@ -34,7 +35,7 @@ class ModelReport(msgspec.Struct, frozen=True):
     weight_bytes: int
     step_weight_bytes: int
     kv_bytes_per_token: int
-    steps: tuple[StepFloor, ...]
+    steps: tuple[PlannedStep, ...]
 
 
 def model_report(options: PlanOptions, num_reqs: int | None) -> ModelReport | None:
@@ -59,10 +60,7 @@ def model_report(options: PlanOptions, num_reqs: int | None) -> ModelReport | No
         weight_bytes=footprint.weight_bytes,
         step_weight_bytes=footprint.step_weight_bytes,
         kv_bytes_per_token=footprint.kv_bytes_per_token,
-        steps=tuple(
-            _floor(footprint, count, context_len, gpu.memory_gb, gpu.bandwidth_tb_s)
-            for count in counts
-        ),
+        steps=tuple(_step(footprint, count, context_len, gpu) for count in counts),
     )
 
 
@@ -71,9 +69,8 @@ def _config_path(name: str) -> Path:
     return path.parent if path.name == "config.json" else resolve_config(name)
 
 
-def _floor(
-    footprint: Footprint, num_reqs: int, context_len: int, memory_gb: int, bandwidth_tb_s: float
-) -> StepFloor:
-    num_bytes = footprint.step_bytes(num_reqs, context_len)
+def _step(footprint: Footprint, num_reqs: int, context_len: int, gpu: GpuModel) -> PlannedStep:
+    floor = step_floor(footprint, num_reqs, context_len)
     held = footprint.weight_bytes + num_reqs * context_len * footprint.kv_bytes_per_token
-    return StepFloor(num_reqs, num_bytes, num_bytes / bandwidth_tb_s / 1e9, held <= memory_gb * 1e9)
+    floor_ms = floor.ms(gpu.bandwidth_tb_s * 1e12)
+    return PlannedStep(num_reqs, floor.num_bytes, floor_ms, held <= gpu.memory_gb * 1e9)

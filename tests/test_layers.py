@@ -29,6 +29,7 @@ WITHOUT_TORCH = (
     "lockstep.worker.graphs.fallback",
     "lockstep.worker.graphs.fit",
     "lockstep.worker.attention.registry",
+    "lockstep.worker.models.floor",
     "lockstep.worker.schedule.block_pool",
     "lockstep.worker.schedule.scheduler",
     "lockstep.worker.schedule.driver",

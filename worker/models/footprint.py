@@ -49,10 +49,6 @@ class Footprint:
         seen = sum(min(context_len, window or context_len) for window in windows)
         return seen * self._layer_kv_bytes()
 
-    def step_bytes(self, num_reqs: int, context_len: int) -> int:
-        """All that a decode step of so many requests must read."""
-        return self.step_weight_bytes + num_reqs * self.kv_read_bytes(context_len)
-
     @property
     def _heads(self) -> HeadLayout:
         return HeadLayout(self.config.num_heads, self.config.num_kv_heads, self.tp_size)
