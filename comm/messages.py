@@ -257,6 +257,18 @@ class WorkerReady(msgspec.Struct, frozen=True, tag="ready"):
     num_late_graphs: int = 0
 
 
+# Producer: a rank that was told to note them. Consumer: launcher.
+class DeviceTimes(msgspec.Struct, frozen=True):
+    """When the last of ``num_steps`` steps began and ended on a rank's device, in nanoseconds.
+
+    The clock is the device's own: times of several devices cannot be compared.
+    """
+
+    num_steps: int
+    begin_ns: list[int]
+    end_ns: list[int]
+
+
 # Producer: a rank that is about to exit with an error. Consumer: Scheduler, then launcher.
 class WorkerFailed(msgspec.Struct, frozen=True, tag="failed"):
     global_rank: int

@@ -12,7 +12,7 @@ from collections.abc import Callable, MutableMapping
 import msgspec
 import ray
 
-from lockstep.comm.messages import AddRequest, TokenDelta, WorkerReady
+from lockstep.comm.messages import AddRequest, DeviceTimes, TokenDelta, WorkerReady
 from lockstep.launcher.channels import RankChannels, Seating
 from lockstep.launcher.logs import setup_logging
 from lockstep.launcher.network import use_route
@@ -55,6 +55,10 @@ class WorkerActor:
 
     def run(self, channels: RankChannels) -> None:
         self._host.run(channels)
+
+    @ray.method(concurrency_group="control")
+    def device_times(self) -> DeviceTimes:
+        return self._host.device_times()
 
     @ray.method(concurrency_group="control")
     def beat(self) -> Beat:

@@ -111,6 +111,9 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     all_reduce: Annotated[
         str, _help("algorithm, or a table of them by size: one_shot:65536,nccl")
     ] = "auto"
+    step_timestamps: Annotated[
+        int, Meta(ge=0), _help("last steps whose times on the device are kept, by two more kernels")
+    ] = 0
 
     def __post_init__(self) -> None:
         if self.enforce_eager and self.cudagraph_mode not in (None, "NONE"):

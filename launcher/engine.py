@@ -5,7 +5,7 @@ from typing import Protocol
 
 import msgspec
 
-from lockstep.comm.messages import AddRequest, TokenDelta, WorkerReady
+from lockstep.comm.messages import AddRequest, DeviceTimes, TokenDelta, WorkerReady
 from lockstep.worker.schedule.stats import SchedulerStats
 
 # (stage, done, total): total 0 if it is not known. Stages come in order; done == total ends one.
@@ -62,4 +62,16 @@ class EngineClient(Protocol):
 
     def shutdown(self) -> None:
         """End every process of the engine. Safe to call twice and after a failure."""
+        ...
+
+
+class TimedEngine(EngineClient, Protocol):
+    """One whose ranks can be asked when their steps ran."""
+
+    def device_times(self) -> list[DeviceTimes]:
+        """Of each rank, in order of global rank, while no request is in flight.
+
+        Raises:
+            LaunchError: a rank does not answer.
+        """
         ...

@@ -5,7 +5,7 @@ No ring, no second process, no overlap: what differs from it elsewhere is a defe
 
 import time
 
-from lockstep.comm.messages import AddRequest, TokenDelta, WorkerReady
+from lockstep.comm.messages import AddRequest, DeviceTimes, TokenDelta, WorkerReady
 from lockstep.launcher.engine import EngineSummary, Progress
 from lockstep.launcher.errors import ConfigError
 from lockstep.launcher.in_flight import InFlight
@@ -52,6 +52,9 @@ class InlineEngine:
 
     def summary(self) -> EngineSummary:
         return self._summary
+
+    def device_times(self) -> list[DeviceTimes]:
+        return [self._worker.device_times()]
 
     def shutdown(self) -> None:
         if not self._closed:

@@ -10,7 +10,7 @@ import msgspec
 
 from lockstep.comm.channel import ChannelReader, ChannelWriter, open_reader, open_writer
 from lockstep.comm.errors import CommError
-from lockstep.comm.messages import WorkerReady
+from lockstep.comm.messages import DeviceTimes, WorkerReady
 from lockstep.launcher.channels import RankChannels
 from lockstep.launcher.engine import Progress
 from lockstep.launcher.errors import StartError
@@ -48,6 +48,7 @@ class RankWorker(Protocol):
     def start(self, progress: Progress | None = None) -> WorkerReady: ...
     def run(self, plans: ChannelReader, results: ChannelWriter) -> None: ...
     def close(self) -> None: ...
+    def device_times(self) -> DeviceTimes: ...
     @property
     def last_step(self) -> int | None:
         """The step_id of the last step that is done."""
@@ -114,6 +115,11 @@ class RankHost:
             return self._beat
         return msgspec.structs.replace(self._beat, last_step=self._worker.last_step)
 
+    def device_times(self) -> DeviceTimes:
+        """When its last steps ran, if it was told to note that; asked between steps."""
+        assert self._worker is not None, "start comes before device_times"
+        return self._worker.device_times()
+
     def _note(self, stage: str, done: int, total: int) -> None:
         self._beat = Beat(stage, done, total)
         if self._on_progress is not None:
@@ -166,6 +172,10 @@ class JoinedWorker:
     def run(self, plans: ChannelReader, results: ChannelWriter) -> None:
         assert self._worker is not None, "start comes before run"
         self._worker.run(plans, results)
+
+    def device_times(self) -> DeviceTimes:
+        assert self._worker is not None, "start comes before device_times"
+        return self._worker.device_times()
 
     @property
     def last_step(self) -> int | None:

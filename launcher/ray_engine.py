@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import ray
 from ray.exceptions import RayError
 
-from lockstep.comm.messages import AddRequest, TokenDelta
+from lockstep.comm.messages import AddRequest, DeviceTimes, TokenDelta
 from lockstep.launcher.actors import decode_deltas
 from lockstep.launcher.engine import EngineSummary
 from lockstep.launcher.errors import EngineDead
@@ -33,12 +33,14 @@ class RayEngine:
         self,
         *,
         scheduler: Any,
+        workers: Sequence[Any],
         runs: Sequence["ray.ObjectRef[None]"],
         supervisor: Supervisor,
         summary: EngineSummary,
         close: Callable[[], None],
     ) -> None:
         self._scheduler = scheduler
+        self._workers = list(workers)
         self._runs = list(runs)
         self._supervisor = supervisor
         self._summary = summary
@@ -68,6 +70,11 @@ class RayEngine:
     def stats(self) -> SchedulerStats:
         stats: SchedulerStats = self._reply(self._scheduler.stats.remote())
         return stats
+
+    def device_times(self) -> list[DeviceTimes]:
+        """See ``TimedEngine.device_times``."""
+        times: list[DeviceTimes] = self._reply([w.device_times.remote() for w in self._workers])
+        return times
 
     def summary(self) -> EngineSummary:
         """See ``EngineClient.summary``. Raises EngineDead if that is why requests have failed."""
@@ -115,9 +122,9 @@ class RayEngine:
         self._polled = self._scheduler.poll.remote(_POLL_S)
         return decode_deltas(self._reply(done[0]))
 
-    def _reply(self, ref: "ray.ObjectRef[Any]") -> Any:
+    def _reply(self, asked: "ray.ObjectRef[Any] | list[ray.ObjectRef[Any]]") -> Any:
         try:
-            return ray.get(ref, timeout=_REPLY_S)
+            return ray.get(asked, timeout=_REPLY_S)
         except RayError as error:
             # The supervisor knows better than a failed call what has happened, a moment later.
             cause = self._supervisor.await_cause()

@@ -83,6 +83,7 @@ class _Launch:
         self.supervisor.serving()
         return RayEngine(
             scheduler=scheduler.handle,
+            workers=[worker.handle for worker in workers],
             runs=runs,
             supervisor=self.supervisor,
             summary=EngineSummary(launcher="ray", ready=ready, launch_seconds=self.seconds),

@@ -128,6 +128,7 @@ def plan_worker(
         attention_backend=config.attention_backend,
         all_reduce=config.all_reduce,
         compile=config.compile,
+        step_timestamps=config.step_timestamps,
         seed=config.seed or 0,
     )
     _check_kv_bytes(worker)

@@ -92,6 +92,7 @@ def build_parts(
         ring_depth=depth,
         num_replicas=topology.dp.size,
         device=device,
+        num_timestamps=config.step_timestamps,
     )
     sampling = LaneSampling(
         max_lanes,

@@ -130,7 +130,10 @@ class GraphConfig(_Config, frozen=True, kw_only=True):
 
 
 class WorkerConfig(_Config, frozen=True, kw_only=True):
-    """Everything a rank needs besides its RankSpec. ``model_path`` is a local directory or file."""
+    """Everything a rank needs besides its RankSpec. ``model_path`` is a local directory or file.
+
+    ``step_timestamps`` is of how many steps the times on the device are kept; 0 notes none.
+    """
 
     model: ModelConfig
     parallel: ParallelConfig
@@ -143,4 +146,8 @@ class WorkerConfig(_Config, frozen=True, kw_only=True):
     attention_backend: str = "auto"
     all_reduce: str = "auto"
     compile: bool = False
+    step_timestamps: int = 0
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        _at_least(self, 0, "step_timestamps")

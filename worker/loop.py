@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 
 from lockstep.comm.errors import RankMismatch
-from lockstep.comm.messages import StepPlan, StepResult, WorkerReady
+from lockstep.comm.messages import DeviceTimes, StepPlan, StepResult, WorkerReady
 from lockstep.parallel.agreement import propose
 from lockstep.parallel.collective_agreement import CollectiveAgreement
 from lockstep.parallel.rank_spec import RankSpec
@@ -90,6 +90,17 @@ class Worker:
         for pending in self._started.bench.runner.launch(plan):
             self.metrics.launched(plan, self.replica_index)
             yield pending
+
+    def device_times(self) -> DeviceTimes:
+        """When its last steps ran, as ``step_timestamps`` says; any thread may ask between steps.
+
+        Raises:
+            RuntimeError: it has not started, or notes no times.
+        """
+        clock = self._started.bench.parts.state.clock if self._started else None
+        if clock is None:
+            raise RuntimeError("step_timestamps is 0, or the worker has not started")
+        return clock.read()
 
     def close(self) -> None:
         """Release graphs, then memory; communicators that graphs hold must live until then."""

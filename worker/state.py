@@ -7,6 +7,7 @@ from torch import Tensor
 
 from lockstep.worker.lanes import LaneEdit
 from lockstep.worker.output_ring import OutputRing
+from lockstep.worker.step_clock import StepClock
 from lockstep.worker.upload import Uploader
 
 # Ranks compare steps in float32, which every all-reduce serves and which is exact up to here.
@@ -28,6 +29,7 @@ class StepState:
         max_tokens: of a step.
         ring_depth: at least run_ahead + 2.
         num_replicas: how many tell each other which step they are at.
+        num_timestamps: steps whose times are kept; 0: none is noted, and ``clock`` is None.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class StepState:
         ring_depth: int,
         num_replicas: int,
         device: torch.device,
+        num_timestamps: int = 0,
     ) -> None:
         def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
             return torch.zeros(*shape, dtype=dtype, device=device)
@@ -62,11 +65,12 @@ class StepState:
         self.peer_steps = zeros(num_replicas, dtype=torch.float32)
         self.lane_ids = torch.arange(max_lanes + 1, dtype=torch.int32, device=device)
         self.output = OutputRing(ring_depth, max_lanes, device)
+        self.clock = StepClock(num_timestamps, device) if num_timestamps else None
 
     def statics(self) -> dict[str, Tensor]:
         """Every tensor whose address a graph may have captured, by name."""
         own = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return own | self.output.statics()
+        return own | self.output.statics() | (self.clock.statics() if self.clock else {})
 
     def apply(self, edit: LaneEdit, upload: Uploader) -> None:
         """Carry out a plan's changes in a handful of device operations."""

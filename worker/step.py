@@ -48,7 +48,7 @@ class Step:
 
     def body(self, inputs: ForwardInputs) -> None:
         """Forward ``inputs`` and leave one row of logits per lane in ``state.logits``."""
-        self.exchange_step_number()
+        self.begin()
         self.leave_logits(self.model(inputs, self.kv), inputs.logit_rows)
 
     def leave_logits(self, hidden: Tensor, logit_rows: Tensor | None) -> None:
@@ -59,9 +59,11 @@ class Step:
 
     def tail(self, num_lanes: int, variant: Variant) -> SampleOutput:
         """Sample for the lanes that the plan lets sample, store the row, advance all lanes."""
-        if self.state.device.type == "cuda":
-            return self.fused_tail(num_lanes, variant)
-        return self.plain_tail(num_lanes, variant)
+        tail = self.fused_tail if self.state.device.type == "cuda" else self.plain_tail
+        sampled = tail(num_lanes, variant)
+        if self.state.clock is not None:
+            self.state.clock.end()
+        return sampled
 
     def plain_tail(self, num_lanes: int, variant: Variant) -> SampleOutput:
         """``tail`` in torch operations, on any device: what the fused one is tested against."""
@@ -95,8 +97,13 @@ class Step:
             state.next_step()
         return SampleOutput(token_ids, finite, sampler.logprobs(logits, token_ids, variant))
 
-    def exchange_step_number(self) -> None:
-        """The beginning of a body: replicas in lockstep tell each other their step."""
+    def begin(self) -> None:
+        """The beginning of a body: its time is noted; replicas in lockstep tell their step."""
+        if self.state.clock is not None:
+            self.state.clock.begin()
+        self._exchange_step_number()
+
+    def _exchange_step_number(self) -> None:
         if self.dp.size == 1:
             return
         state = self.state

@@ -128,7 +128,7 @@ class StepGraphs:
         key = BatchDescriptor(len(inputs.token_ids), None, 0)
         if segments is None:
             raise GraphError(f"size {key.num_tokens} was not captured in segments")
-        step.exchange_step_number()
+        step.begin()
         flow = segments.load(inputs)
         self._runner.replay_in_turn(
             key, segments.names, lambda index: segments.attend(index, flow, inputs)

@@ -130,6 +130,7 @@ def make_rig(
     run_ahead: int = 2,
     dp: Communicator | None = None,
     backend: GraphBackend | None = None,
+    num_timestamps: int = 0,
 ) -> Rig:
     model, dp = model or tiny_model(), dp or Communicator.single()
     config, device = model.config, model.model.norm.weight.device
@@ -147,6 +148,7 @@ def make_rig(
         ring_depth=depth,
         num_replicas=dp.size,
         device=device,
+        num_timestamps=num_timestamps,
     )
     sampling = LaneSampling(
         MAX_LANES,
