@@ -67,7 +67,8 @@ def _options(field: inspect.Field, text: str) -> dict[str, Any]:
     # A text of the caller's stands alone: its default need not be the struct's.
     if not text and field.default not in (msgspec.NODEFAULT, None, ()):
         description = f"{description} (default {_shown(field.default)})".strip()
-    options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": text.replace("%", "%%")}
+    shown = (text or description).replace("%", "%%")
+    options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": shown}
     if isinstance(type_, inspect.BoolType):
         return options | {"action": argparse.BooleanOptionalAction}
     if isinstance(type_, inspect.LiteralType):

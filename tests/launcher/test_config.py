@@ -41,7 +41,6 @@ FLAGS: list[tuple[str, Any]] = [
     ("-O1 --cudagraph-mode FULL_DECODE_ONLY", ("worker.graph.mode", "FULL_DECODE_ONLY")),
     ("--cudagraph-mode FULL --device cuda", ("worker.graph.mode", "FULL")),
     ("--compile", ("worker.compile", True)),
-    ("--step-timestamps 8", ("worker.step_timestamps", 8)),
     ("--cudagraph-capture-sizes 1 2 4", ("worker.graph.capture_sizes", (1, 2, 4))),
     ("--max-cudagraph-capture-size 8", ("worker.graph.max_capture_size", 8)),
     ("--load-format dummy", ("worker.load_format", "dummy")),
@@ -80,6 +79,15 @@ def test_each_flag_arrives(model: str, line: str, expected: tuple[str, Any]) -> 
     for name in path.split("."):
         found = getattr(found, name)
     assert found == value
+
+
+def test_help_tells_what_every_flag_does() -> None:
+    parser = argparse.ArgumentParser()
+    add_flags(parser, LaunchConfig)
+    text = " ".join(parser.format_help().split())
+    for field, hint in LaunchConfig.__annotations__.items():
+        description = next(each.description for each in hint.__metadata__ if each.description)
+        assert description in text, field
 
 
 def test_a_file_sets_what_flags_do_not(model: str, tmp_path: Path) -> None:
