@@ -41,6 +41,7 @@ FLAGS: list[tuple[str, Any]] = [
     ("-O1 --cudagraph-mode FULL_DECODE_ONLY", ("worker.graph.mode", "FULL_DECODE_ONLY")),
     ("--cudagraph-mode FULL --device cuda", ("worker.graph.mode", "FULL")),
     ("--compile", ("worker.compile", True)),
+    ("--step-timestamps 8", ("worker.step_timestamps", 8)),
     ("--cudagraph-capture-sizes 1 2 4", ("worker.graph.capture_sizes", (1, 2, 4))),
     ("--max-cudagraph-capture-size 8", ("worker.graph.max_capture_size", 8)),
     ("--load-format dummy", ("worker.load_format", "dummy")),
