@@ -25,7 +25,7 @@ from typing import Self
 import msgspec
 
 from lockstep.comm.errors import CommError, CommTimeout, WireError
-from lockstep.comm.process import process_gone
+from lockstep.comm.process import StopClock, process_gone
 
 _HEAD, _RECORDS, _WRITER_PID, _CLOSED, _READERS = 0, 1, 2, 3, 8
 _TAIL, _READ, _READER_PID, _READER_WORDS = 0, 1, 2, 8
@@ -37,6 +37,7 @@ _FIRST_SLEEP_S = 20e-6
 _LONGEST_SLEEP_S = 2e-3
 _LIVENESS_CHECK_S = 0.2
 _VISIBILITY_S = 0.5
+STOPPED_S = 5.0
 
 
 # Producer: the process that creates the ring. Consumers: its writer and readers.
@@ -217,6 +218,7 @@ class RingReader(_Mapping):
         self._tail = self._words[self._tail_word]
         self._read = self._words[self._read_word]
         self._words[base + _READER_PID] = os.getpid()
+        self._stop_clock = StopClock()
 
     def poll(self) -> bytes | None:
         """The next record, or None at once if there is none. Raises WireError on damage."""
@@ -233,7 +235,8 @@ class RingReader(_Mapping):
         """The next record, or None after ``timeout_s``.
 
         Raises:
-            CommError: everything is read and the writer has closed the ring or is gone.
+            CommError: everything is read and the writer has closed the ring, is gone, or has been
+                stopped for ``STOPPED_S``.
             WireError: the ring's memory is damaged.
         """
         data = self.poll()
@@ -260,6 +263,8 @@ class RingReader(_Mapping):
         if (closed or gone) and self._words[_HEAD] == self._tail:
             how = "has closed the ring" if closed else "is gone"
             raise CommError(f"the writer (pid {pid}) {how}")
+        if self._stop_clock.look(pid) > STOPPED_S:
+            raise CommError(f"the writer (pid {pid}) hangs: stopped for {STOPPED_S:g} s")
 
     def _take(self) -> bytes:
         data = self._record()

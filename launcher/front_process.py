@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import Pipe
 
+from lockstep.comm.process import process_stopped
+from lockstep.launcher.errors import EngineDead
 from lockstep.launcher.front_link import LinkMessage, Stage, decode_link, encode_link
 from lockstep.launcher.rank_env import RANK_VARIABLES
 
@@ -58,12 +60,14 @@ class FrontProcess:
             self._fatal = False
 
     def exit_code(self) -> int:
-        """How it ended, or 1 if it does not; it is given time for its last words."""
+        """How it ended, or that of ``EngineDead`` if it does not; it may say its last words."""
         self._connection.close()
+        patience_s = 0.0 if process_stopped(self._process.pid) else _LAST_WORDS_S
         try:
-            code = self._process.wait(_LAST_WORDS_S)
+            code = self._process.wait(patience_s)
         except subprocess.TimeoutExpired:
-            return 1
+            self._tell("hangs")
+            return EngineDead.exit_code
         self._tell_of_signal(code)
         return _status(code)
 
@@ -84,8 +88,10 @@ class FrontProcess:
     def _tell_of_signal(self, code: int) -> None:
         # Whatever else ended it, it has told that itself.
         if code < 0:
-            name = signal.Signals(-code).name
-            sys.stderr.write(f"lockstep: the front end, pid {self._process.pid}, died: {name}\n")
+            self._tell(f"died: {signal.Signals(-code).name}")
+
+    def _tell(self, what: str) -> None:
+        sys.stderr.write(f"lockstep: the front end, pid {self._process.pid}, {what}\n")
 
 
 def _status(code: int) -> int:

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import msgspec
 
-from lockstep.comm.process import process_gone
+from lockstep.comm.process import process_gone, process_stopped
 
 _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.02
@@ -27,6 +27,10 @@ class ProcessId(msgspec.Struct, frozen=True):
     @property
     def gone(self) -> bool:
         return process_gone(self.pid) or _started(self.pid) != self.started
+
+    @property
+    def stopped(self) -> bool:
+        return process_stopped(self.pid) and not self.gone
 
     def kill(self) -> None:
         """SIGKILL it, unless the pid has become someone else's."""

@@ -1,14 +1,18 @@
 """The ranks of a start without Ray watch those whose processes they can see.
 
-When one dies torchrun ends the others, but srun and a shell do not.
+When one dies torchrun ends the others, but srun and a shell do not. One that is stopped would hold
+up the others in a collective, and nobody else would end it.
 """
 
 import os
+import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from lockstep.comm.process import StopClock
 from lockstep.launcher.processes import boot_id, on_exit_of
 from lockstep.launcher.roll import Presence
 
@@ -16,12 +20,18 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 LAST_WORDS_S = 5.0
+# By then the front end knows who is stopped.
+STOPPED_S = 7.0
 _POLL_S = 0.05
+_LOOK_S = 0.5
 _KEY = "lockstep/left"
 
 
 class Siblings:
-    """Makes this process end, a little later and with an error, when another rank has ended."""
+    """Makes this process end, a little later and with an error, when another rank has ended.
+
+    A rank that stays stopped (SIGSTOP) is killed.
+    """
 
     def __init__(self, roll: list[Presence], *, rank: int) -> None:
         self._rank = rank
@@ -52,6 +62,20 @@ class Siblings:
             on_exit_of(pid, lambda: self._gone(rank, pid))
         except ProcessLookupError:
             self._gone(rank, pid)
+            return
+        watch = threading.Thread(target=self._end_if_stopped, args=(rank, pid), daemon=True)
+        watch.start()
+
+    def _end_if_stopped(self, rank: int, pid: int) -> None:
+        # The front end dies with rank 0, and has to tell its clients first.
+        limit_s = STOPPED_S if rank else STOPPED_S + LAST_WORDS_S
+        clock = StopClock()
+        while rank not in self._dead:
+            time.sleep(_LOOK_S)
+            if clock.look(pid) > limit_s:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                return
 
     def _gone(self, rank: int, pid: int) -> None:
         self._dead.add(rank)

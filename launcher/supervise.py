@@ -144,8 +144,7 @@ class Supervisor:
         for index, member in enumerate(self._members):
             failure = member.failure() or self._hung(index, member, elapsed_s)
             if failure is not None:
-                sign, text, error = failure
-                causes.append(Cause(sign, member.role, f"{_named(member)} {text}", error))
+                causes.append(_cause(member, failure))
         return causes
 
     def _hung(self, index: int, member: Member, elapsed_s: float) -> Failure | None:
@@ -156,6 +155,9 @@ class Supervisor:
         return Failure(Sign.HUNG, f"hangs: no sign of life for {silence_s:.0f} s")
 
     def _settle(self, causes: list[Cause]) -> Cause:
+        # Those who wait for a stopped process may have noticed it before its silence is a sign.
+        stopped = [member for member in self._members if member.process and member.process.stopped]
+        causes += [_cause(member, Failure(Sign.HUNG, "hangs: stopped")) for member in stopped]
         deadline = time.monotonic() + SETTLE_S
         while min(cause.sign for cause in causes) is not Sign.DIED and time.monotonic() < deadline:
             time.sleep(PERIOD_S / 4)
@@ -169,6 +171,10 @@ class Supervisor:
         left = _end([member for member in self._members if member.role in dying])
         if left:
             logger.error("still there after %.0f s: %s", END_TIMEOUT_S, ", ".join(left))
+
+
+def _cause(member: Member, failure: Failure) -> Cause:
+    return Cause(failure.sign, member.role, f"{_named(member)} {failure.text}", failure.error)
 
 
 def _named(member: Member) -> str:

@@ -3,10 +3,13 @@
 Started by ``torchrun`` as ``python -m lockstep.launcher.torchrun_front PARENT FD ARGUMENT ...``.
 """
 
+import os
+import signal
 import sys
 import time
 from multiprocessing.connection import Connection
 
+from lockstep.comm.process import process_stopped
 from lockstep.launcher.cli import guarded
 from lockstep.launcher.engine import EngineSummary, Progress
 from lockstep.launcher.errors import StartError
@@ -55,10 +58,14 @@ class RankLink:
 
 
 def main(arguments: list[str]) -> int:
-    parent, fd, *argv = arguments
-    die_with_parent(int(parent))
+    parent, fd, argv = int(arguments[0]), int(arguments[1]), arguments[2:]
+    die_with_parent(parent)
     setup_logging("front end")
-    return guarded(argv, RankLink(Connection(int(fd))).start_engine)
+    code = guarded(argv, RankLink(Connection(fd)).start_engine)
+    if process_stopped(parent):
+        # It may be the only rank: nobody else would end it. This process goes with it.
+        os.kill(parent, signal.SIGKILL)
+    return code
 
 
 if __name__ == "__main__":

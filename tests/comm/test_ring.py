@@ -1,6 +1,7 @@
 import multiprocessing
 import os
 import random
+import signal
 import time
 from multiprocessing.connection import Connection
 
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ranks import Rank, rank_outcomes, run_ranks
 
+from lockstep.comm import ring as ring_module
 from lockstep.comm.errors import CommError, CommTimeout, WireError
 from lockstep.comm.ring import Ring, RingAddress, RingReader, RingWriter
 
@@ -184,6 +186,42 @@ def test_reader_reads_the_rest_and_then_learns_that_the_writer_ended(end, messag
         with pytest.raises(CommError, match=message):
             reader.read(timeout_s=30)
         assert time.monotonic() - started < 5
+
+
+def _write_and_stay(address: RingAddress) -> None:
+    RingWriter(address).write(b"here")
+    time.sleep(600)
+
+
+@pytest.fixture
+def stayer():
+    """Starts a process that has written one record and stays."""
+    started = []
+
+    def start(address: RingAddress):
+        process = _context.Process(target=_write_and_stay, args=(address,), daemon=True)
+        process.start()
+        started.append(process)
+        return process.pid
+
+    yield start
+    for process in started:
+        process.kill()
+        process.join()
+
+
+def test_reader_learns_that_the_writer_is_stopped(stayer, monkeypatch) -> None:
+    monkeypatch.setattr(ring_module, "STOPPED_S", 0.5)
+    with Ring.create(num_readers=1, capacity_bytes=256) as ring:
+        reader, pid = RingReader(ring, 0), stayer(ring.address)
+        assert reader.read(timeout_s=60) == b"here"
+        os.kill(pid, signal.SIGSTOP)
+        assert reader.read(timeout_s=0.2) is None
+        os.kill(pid, signal.SIGCONT)
+        assert reader.read(timeout_s=0.8) is None
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(CommError, match=rf"pid {pid}\) hangs: stopped for 0.5 s"):
+            reader.read(timeout_s=30)
 
 
 def test_read_gives_none_at_its_deadline_and_idles_cheaply() -> None:

@@ -1,6 +1,6 @@
 """The server as a process: signals, exit codes, the port. All servers run side by side.
 
-Its engine is a fake one but under torchrun.
+Its engine is a fake one but without Ray.
 """
 
 import signal
@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from byte_model import write_byte_model
 from servers import Server, start_fake, streams
+from stopped_ranks import RANK_STOPS, SOAK, front_end_stopped
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -108,6 +109,7 @@ def port_taken(folder: Path, model: str) -> Seen:
 
 CASES = (
     drain, run_out_of_time, second_signal, while_loading, drain_under_torchrun, port_taken,
+    *RANK_STOPS, *([front_end_stopped] if SOAK else []),
 )  # fmt: skip
 
 
@@ -147,6 +149,27 @@ def test_under_torchrun_running_requests_finish_too(seen: Any) -> None:
         assert one.done and not one.errors
         assert one.events[-1]["choices"][0]["finish_reason"] == "length"
     assert stopped["code"] == 1, "torchrun's own, after any signal"
+
+
+@pytest.mark.parametrize("case", RANK_STOPS)
+def test_a_stopped_rank_without_ray_is_named_and_its_clients_may_retry(
+    seen: Any, case: Any
+) -> None:
+    stopped = seen[case]
+    told = f"rank {stopped['rank']} is lost: the writer (pid {stopped['pid']}) hangs: stopped"
+    assert stopped["ready"]["status"] == "dead" and told in stopped["ready"]["reason"]
+    assert stopped["seconds"] < (10 if SOAK else 60)
+    for one in stopped["streams"]:
+        assert [error["code"] for error in one.errors] == [503] and one.done
+        assert told in one.errors[0]["message"]
+    assert stopped["code"] == RANK_STOPS[case] and told in stopped["stderr"]
+
+
+@pytest.mark.skipif(not SOAK, reason="part of make soak")
+def test_a_stopped_front_end_without_ray_is_named_and_ended(seen: Any) -> None:
+    stopped = seen[front_end_stopped]
+    assert stopped["code"] == 4
+    assert f"lockstep: the front end, pid {stopped['pid']}, hangs" in stopped["stderr"]
 
 
 def test_while_loading_the_port_is_open_and_the_stage_is_told(seen: Any) -> None:

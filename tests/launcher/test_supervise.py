@@ -97,6 +97,16 @@ def test_a_silent_process_is_hung_and_named(supervisor, members, monkeypatch):
     assert cause.sign is Sign.HUNG and cause.text.startswith("rank 1 hangs")
 
 
+def test_a_stopped_process_is_the_cause_of_what_others_see_before_its_silence_counts(
+    supervisor, members, sleeper
+):
+    child, members[1].process = sleeper
+    os.kill(child.pid, signal.SIGSTOP)
+    members[2].sign = Failure(Sign.SAW_ANOTHER_FAIL, "failed: rank 1 is lost")
+    cause = eventual_cause(supervisor)
+    assert cause.sign is Sign.HUNG and cause.text == f"rank 1, pid {child.pid}, hangs: stopped"
+
+
 def test_silence_before_serving_has_a_longer_limit(supervisor, members, monkeypatch):
     monkeypatch.setattr(supervise, "HANG_S", 0.1)
     members[1].answers = False
