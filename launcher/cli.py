@@ -211,7 +211,8 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
         "--batch-histogram", metavar="FILE", help="write {num_tokens: steps} there, for plan"
     )
     engine = parser.add_argument_group("engine")
-    flags.add_flags(engine, LaunchConfig)
+    # Its several names would swallow the prompts.
+    flags.add_flags(engine, LaunchConfig, skip=("served_model_name",))
     sampling = parser.add_argument_group("sampling", "defaults come from the model's files")
     flags.add_flags(sampling, SamplingParams, skip=_NO_FLAG, help=_SAMPLING_HELP)
     sampling.add_argument(

@@ -17,6 +17,7 @@ from lockstep.parallel.config import DpLockstep
 from lockstep.worker.config import CaptureTime, GraphModeName
 
 Count = Annotated[int, Meta(ge=1)]
+Name = Annotated[str, Meta(min_length=1)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 OptimizationLevel = Annotated[int, Meta(ge=0, le=3)]
 Device = Literal["cpu", "cuda"]
@@ -35,7 +36,9 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """
 
     model: Annotated[str, _help("directory, GGUF file, hub id, or 'smollm2'")]
-    served_model_name: Annotated[str | None, _help("name shown to clients")] = None
+    served_model_name: Annotated[
+        Name | tuple[Name, ...] | None, _help("names that clients use; answers have the first")
+    ] = None
     tokenizer: Annotated[str | None, _help("path to read the tokenizer from instead")] = None
     chat_template: Annotated[str | None, _help("jinja file used instead of the model's")] = None
     load_format: Annotated[LoadFormat, _help("'dummy': seeded random weights")] = "auto"
@@ -120,6 +123,12 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ValueError(f"enforce_eager excludes cudagraph_mode={self.cudagraph_mode}")
         if not self.async_scheduling and self.run_ahead:
             raise ValueError(f"run_ahead={self.run_ahead} needs async_scheduling")
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """What clients may call the model; the first is what it calls itself."""
+        named = self.served_model_name or self.model
+        return (named,) if isinstance(named, str) else named
 
 
 class NoSettings(msgspec.Struct, frozen=True):

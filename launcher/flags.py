@@ -73,6 +73,9 @@ def _options(field: inspect.Field, text: str) -> dict[str, Any]:
         return options | {"action": argparse.BooleanOptionalAction}
     if isinstance(type_, inspect.LiteralType):
         return options | {"choices": type_.values}
+    if isinstance(type_, inspect.UnionType):
+        # One text or several of them, which follow one flag.
+        return options | {"action": "extend", "nargs": "+", "metavar": "TEXT"}
     if isinstance(type_, inspect.VarTupleType):
         return options | _repeated(_unwrap(type_.item_type)[0])
     return options | _scalar(type_)
@@ -97,8 +100,10 @@ def _unwrap(type_: inspect.Type) -> tuple[inspect.Type, str]:
         text = str((type_.extra_json_schema or {}).get("description", ""))
         type_ = type_.type
     if isinstance(type_, inspect.UnionType):
-        (type_,) = [t for t in type_.types if not isinstance(t, inspect.NoneType)]
-        inner, more = _unwrap(type_)
+        kinds = [t for t in type_.types if not isinstance(t, inspect.NoneType)]
+        if len(kinds) > 1:
+            return type_, text
+        inner, more = _unwrap(kinds[0])
         return inner, text or more
     return type_, text
 

@@ -58,7 +58,6 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     launch: LaunchConfig
     worker: WorkerConfig
     device: Device
-    served_model_name: str
     generation: GenerationDefaults
     notes: tuple[str, ...] = ()
 
@@ -92,7 +91,6 @@ def resolve(
         launch=config,
         worker=worker,
         device=device,
-        served_model_name=config.served_model_name or config.model,
         generation=generation,
         notes=notes,
     )

@@ -155,7 +155,7 @@ async def chat_completions(request: Request) -> Response:
     service, record = await read_call(request)
     refuse(record, _UNSUPPORTED)
     call = take_fields(record, ChatCall)
-    service.check_model(call.model)
+    service.card_of(call.model)
     given = await service.offload(lambda: prompt_of(call, record))
     requests = choices_of([await service.prepare(service.chat, given)], call.n)
     shape = ChatShape(service.card.id, call.n, service.tokenizer.token_bytes)

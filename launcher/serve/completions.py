@@ -131,7 +131,7 @@ async def completions(request: Request) -> Response:
     service, record = await read_call(request)
     refuse(record, _UNSUPPORTED)
     call = take_fields(record, CompletionCall)
-    service.check_model(call.model)
+    service.card_of(call.model)
     sampling = sampling_of(record)
     if call.echo and "logprobs" in sampling:
         raise bad_request("echo cannot be combined with logprobs", record)

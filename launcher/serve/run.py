@@ -78,10 +78,10 @@ class _Server:
         return 0
 
     def _tracing(self) -> AbstractContextManager[OnEnd | None]:
-        endpoint, config = self._options.otlp_traces_endpoint, self._config
+        endpoint = self._options.otlp_traces_endpoint
         if endpoint is None:
             return nullcontext()
-        return tracing(endpoint, config.served_model_name or config.model)
+        return tracing(endpoint, self._config.model_names[0])
 
     @contextmanager
     def _engine(self) -> Iterator[tuple[EngineClient, Service]]:

@@ -49,10 +49,11 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 class Service:
     """A model behind its engine, as the handlers of calls see it; they share one thread.
 
+    ``cards``: one for each name of the model.
     ``completion`` and ``chat`` prepare prompts with the defaults of their API.
     """
 
-    card: ModelCard
+    cards: Sequence[ModelCard]
     tokenizer: AnyTokenizer
     completion: Preparer
     chat: Preparer
@@ -64,11 +65,19 @@ class Service:
     # Tokenizing a long prompt must not hold up the streams of others.
     _tokenizing: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
 
-    def check_model(self, name: str | None) -> None:
-        """Raises ApiError 404 for the name of another model."""
-        if name not in (None, self.card.id):
-            message = f"the model {name!r} is not here; there is {self.card.id!r}"
-            raise ApiError(404, "not_found_error", message, param="model")
+    @property
+    def card(self) -> ModelCard:
+        """That of the name which answers have."""
+        return self.cards[0]
+
+    def card_of(self, name: str | None) -> ModelCard:
+        """The card of a name, the first for None. Raises ApiError 404 for another model."""
+        for card in self.cards:
+            if name in (None, card.id):
+                return card
+        there = " or ".join(repr(card.id) for card in self.cards)
+        message = f"the model {name!r} is not here; there is {there}"
+        raise ApiError(404, "not_found_error", message, param="model")
 
     async def prepare(self, preparer: Preparer, given: PromptInput) -> PreparedRequest:
         """Tokenize and check one prompt, if there is room for it at all.
@@ -122,13 +131,16 @@ def create_service(front: FrontEnd, inbox: Inbox, admission: Admission) -> Servi
     def preparer(**defaults: Any) -> Preparer:
         return front.preparer(overrides=defaults, raw=True)
 
-    return Service(
-        card=ModelCard(
-            id=resolved.served_model_name,
+    def card(name: str) -> ModelCard:
+        return ModelCard(
+            id=name,
             created=int(time.time()),
             root=resolved.launch.model,
             max_model_len=worker.schedule.max_model_len,
-        ),
+        )
+
+    return Service(
+        cards=[card(name) for name in resolved.launch.model_names],
         tokenizer=front.tokenizer,
         completion=preparer(max_tokens=COMPLETION_MAX_TOKENS),
         chat=preparer(max_tokens=None),

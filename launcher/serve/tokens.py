@@ -31,12 +31,12 @@ async def tokenize(request: Request) -> Response:
     service, record = await read_call(request)
     if "messages" in record:
         chat = take_fields(record, ChatCall)
-        service.check_model(chat.model)
+        service.card_of(chat.model)
         prepared = await service.offload(lambda: service.chat.prepare(prompt_of(chat, record)))
         ids = prepared.prompt_ids
     else:
         call = take_fields(record, TokenizeCall)
-        service.check_model(call.model)
+        service.card_of(call.model)
         ids = await service.offload(lambda: service.tokenizer.encode(call.prompt))
     limit = service.card.max_model_len
     return json_response({"count": len(ids), "max_model_len": limit, "tokens": ids})
@@ -50,7 +50,7 @@ async def detokenize(request: Request) -> Response:
     """
     service, record = await read_call(request)
     call = take_fields(record, DetokenizeCall)
-    service.check_model(call.model)
+    service.card_of(call.model)
     vocab_size = service.limits.vocab_size
     for position, token_id in enumerate(call.tokens):
         if not 0 <= token_id < vocab_size:

@@ -34,6 +34,5 @@ def resolved_config(
     )
     return Resolved(
         launch=LaunchConfig(model="dummy", placement_timeout_seconds=placement_timeout_seconds),
-        worker=worker, device=device,
-        served_model_name="dummy", generation=SimpleNamespace(),
+        worker=worker, device=device, generation=SimpleNamespace(),
     )  # fmt: skip

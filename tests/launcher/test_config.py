@@ -54,7 +54,8 @@ FLAGS: list[tuple[str, Any]] = [
     ("--max-num-queued-reqs 3", ("worker.schedule.max_queued_requests", 3)),
     ("--distributed-timeout-seconds 5", ("worker.parallel.timeout_s", 5.0)),
     ("--device cuda", ("device", "cuda")),
-    ("--served-model-name it", ("served_model_name", "it")),
+    ("--served-model-name it", ("launch.model_names", ("it",))),
+    ("--served-model-name it that", ("launch.model_names", ("it", "that"))),
 ]
 
 

@@ -322,6 +322,20 @@ def test_text_to_ids_and_back(served: Served) -> None:
     assert served.ask("/detokenize", {"tokens": [VOCAB]}).error()["param"] == "tokens"
 
 
+def test_every_name_of_a_model_is_listed_and_taken_and_answers_have_the_first(model: str) -> None:
+    names = ("first", "org/second")
+    with serving(model, FakeEngine().start, served_model_name=names) as served:
+        cards = served.ask("/v1/models").json()["data"]
+        assert [(card["id"], card["root"]) for card in cards] == [(name, model) for name in names]
+        assert served.ask("/v1/models/org/second").json() == cards[1]
+        for name in names:
+            asked = {"model": name, "prompt": "x", "max_tokens": 1}
+            assert served.ask(COMPLETIONS, asked).json()["model"] == "first"
+        refused = served.ask(COMPLETIONS, {"model": model, "prompt": "x"})
+        assert refused.status == 404 and "'first' or 'org/second'" in refused.error()["message"]
+        assert b'model_name="first"' in served.ask("/metrics").body
+
+
 def test_a_key_is_needed_where_one_is_set(model: str) -> None:
     options = ServeOptions(api_key=("one", "two"))
     call = {"prompt": "x"}

@@ -46,6 +46,17 @@ def test_flags_stand_above_the_file_which_holds_settings_of_both_kinds(tmp_path:
     assert (command.launch.model, command.launch.max_num_seqs) == ("m", 3)
 
 
+def test_a_model_may_have_several_names(tmp_path: Path) -> None:
+    assert parse(["m", "--served-model-name", "a", "b"]).launch.model_names == ("a", "b")
+    assert parse(["m"]).launch.model_names == ("m",)
+    file = tmp_path / "serve.toml"
+    for line, names in (("'a'", ("a",)), ("['a', 'b']", ("a", "b"))):
+        file.write_text(f"served-model-name = {line}")
+        assert parse(["m", "--config", str(file)]).launch.model_names == names
+    with pytest.raises(ConfigError, match="served_model_name"):
+        parse(["m", "--served-model-name", ""])
+
+
 def test_a_bad_setting_in_the_file_is_named_with_the_file(tmp_path: Path) -> None:
     file = tmp_path / "serve.toml"
     for line in ("port = 70000", "shutdown-timeout = 'long'", "prot = 1", "max-num-seqs = 0"):
