@@ -8,10 +8,11 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-SHORT = {
+ALIASES = {
     "tensor_parallel_size": "-tp",
     "data_parallel_size": "-dp",
     "optimization_level": "-O",
+    "max_num_queued_reqs": "--max-queued-requests",
 }
 _SCALARS: dict[type[inspect.Type], type] = {
     inspect.IntType: int,
@@ -40,7 +41,7 @@ def add_flags(
     for field in info.fields:
         if field.name not in skip:
             names = [f"--{field.name.replace('_', '-')}"]
-            names += [SHORT[field.name]] if field.name in SHORT else []
+            names += [ALIASES[field.name]] if field.name in ALIASES else []
             text = (help or {}).get(field.name, "")
             parser.add_argument(*names, dest=field.name, **_options(field, text))
 

@@ -1,4 +1,7 @@
-"""How many generations may be in the server at once."""
+"""How much may be in the server at once: generations, and prompt tokens that wait."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from lockstep.launcher.serve.api_errors import bad_request, unavailable
 from lockstep.worker.config import WorkerConfig
@@ -12,38 +15,80 @@ class Admission:
     Args:
         lanes: how many can run at once.
         queued: how many more may wait.
+        queued_tokens: how many tokens of prompts without an answer yet there may be; None for any.
+            A call is taken whatever its length if no prompt waits.
     """
 
-    def __init__(self, *, lanes: int, queued: int) -> None:
+    def __init__(self, *, lanes: int, queued: int, queued_tokens: int | None = None) -> None:
         self.limit = lanes + queued
         self.in_flight = 0
+        self.waiting_tokens = 0
         self.num_refused = 0
+        self._queued_tokens = queued_tokens
 
-    def enter(self, count: int) -> None:
-        """Admit all of ``count`` or none. Raises as ``check``."""
-        self.check(count)
-        self.in_flight += count
+    @contextmanager
+    def admit(self, lengths: Sequence[int]) -> Iterator["Admitted"]:
+        """Admit generations with prompts of these lengths, all or none. Raises as ``check``."""
+        self.check(len(lengths), sum(lengths))
+        admitted = Admitted(self, lengths)
+        try:
+            yield admitted
+        finally:
+            admitted.leave()
 
-    def check(self, count: int) -> None:
+    def check(self, count: int, num_tokens: int = 0) -> None:
         """Raises ApiError 503 if there is no room for ``count`` now, 400 if there never is."""
-        if self.in_flight + count <= self.limit:
-            return
-        self.num_refused += 1
         if count > self.limit:
+            self.num_refused += 1
             raise bad_request(
                 f"n and the number of prompts ask for {count} answers; the server holds "
                 f"{self.limit} (--max-num-seqs and --max-num-queued-reqs)"
             )
-        raise unavailable(
-            f"{self.in_flight} requests are in the server and it holds {self.limit} "
-            f"(--max-num-seqs and --max-num-queued-reqs), got {count} more"
-        )
+        reason = self._reason_to_wait(count, num_tokens)
+        if reason is not None:
+            self.num_refused += 1
+            raise unavailable(reason)
 
-    def leave(self, count: int) -> None:
-        self.in_flight -= count
+    def _reason_to_wait(self, count: int, num_tokens: int) -> str | None:
+        if self.in_flight + count > self.limit:
+            return (
+                f"{self.in_flight} requests are in the server and it holds {self.limit} "
+                f"(--max-num-seqs and --max-num-queued-reqs), got {count} more"
+            )
+        waiting, most = self.waiting_tokens, self._queued_tokens
+        if most is not None and waiting and waiting + num_tokens > most:
+            return (
+                f"prompts of {waiting} tokens wait and at most {most} may "
+                f"(--max-num-queued-tokens), got {num_tokens} more"
+            )
+        return None
 
 
-def create_admission(worker: WorkerConfig, queued: int | None) -> Admission:
+class Admitted:
+    """What one call takes of an ``Admission``."""
+
+    def __init__(self, admission: Admission, lengths: Sequence[int]) -> None:
+        self._admission = admission
+        self._count = len(lengths)
+        self._waiting = dict(enumerate(lengths))
+        admission.in_flight += self._count
+        admission.waiting_tokens += sum(lengths)
+
+    def begin(self, index: int) -> None:
+        """Generation ``index`` has something of its answer, for the first time or again."""
+        self._admission.waiting_tokens -= self._waiting.pop(index, 0)
+
+    def leave(self) -> None:
+        self._admission.in_flight -= self._count
+        self._admission.waiting_tokens -= sum(self._waiting.values())
+
+
+def create_admission(
+    worker: WorkerConfig, queued: int | None, queued_tokens: int | None = None
+) -> Admission:
     """Room for every lane of every replica, and for ``queued`` that wait."""
-    lanes = worker.schedule.max_num_seqs * worker.parallel.dp_size
-    return Admission(lanes=lanes, queued=DEFAULT_QUEUED if queued is None else queued)
+    return Admission(
+        lanes=worker.schedule.max_num_seqs * worker.parallel.dp_size,
+        queued=DEFAULT_QUEUED if queued is None else queued,
+        queued_tokens=queued_tokens,
+    )

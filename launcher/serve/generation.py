@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import NamedTuple
 
 from lockstep.comm.messages import AddRequest, TokenDelta
@@ -28,6 +28,7 @@ class Generation:
         id: of the answer, unique in this server.
         name: what the client calls it; it need not be unique.
         requests: one a choice, in order.
+        on_event: is told the choice of each event.
 
     ``num_completion_tokens`` are those of the events that were taken.
     """
@@ -37,6 +38,7 @@ class Generation:
         id: str,
         requests: Sequence[PreparedRequest],
         tokenizer: AnyTokenizer,
+        on_event: Callable[[int], None],
         *,
         name: str | None = None,
     ) -> None:
@@ -50,6 +52,7 @@ class Generation:
             for index, (req_id, request) in enumerate(self._requests.items())
         }
         self.unfinished = set(self._requests)
+        self._on_event = on_event
         self._events: deque[Event] = deque()
         self._error: ApiError | None = None
         self._changed = asyncio.Event()
@@ -73,6 +76,7 @@ class Generation:
         if reason is not None:
             self.unfinished.discard(delta.req_id)
         event = Event(assembler.index, piece, reason)
+        self._on_event(assembler.index)
         self._events.append(event)
         self._changed.set()
         return event

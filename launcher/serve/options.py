@@ -5,6 +5,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from lockstep.launcher.config import Count
 from lockstep.launcher.metrics.exposition import MetricsCompat
 
 
@@ -31,6 +32,9 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     shutdown_timeout: Annotated[
         float, Meta(ge=0), _help("seconds that running requests get to finish after SIGTERM")
     ] = 30.0
+    max_num_queued_tokens: Annotated[
+        Count | None, _help("503 above so many tokens of prompts that wait")
+    ] = None
     max_request_bytes: Annotated[
         int, Meta(ge=1), _help("largest body of a request; above it 413")
     ] = 32 << 20

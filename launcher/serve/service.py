@@ -112,13 +112,11 @@ class Service:
             ApiError: 503 if the server is full or ends.
         """
         id = f"{prefix}-{secrets.token_hex(16)}"
-        self.admission.enter(len(requests))
-        try:
-            generation = Generation(id, requests, self.tokenizer, name=name)
+        lengths = [len(request.prompt_ids) for request in requests]
+        with self.admission.admit(lengths) as admitted:
+            generation = Generation(id, requests, self.tokenizer, admitted.begin, name=name)
             with self.router.serve(generation):
                 yield generation
-        finally:
-            self.admission.leave(len(requests))
 
 
 def create_service(front: FrontEnd, inbox: Inbox, admission: Admission) -> Service:

@@ -178,7 +178,8 @@ def serving(
     config = build_config({"model": model, "device": "cpu", **settings})
     front = open_front_end(config, start, lambda stage, done, total: None)
     state, inbox = ServerState(options or ServeOptions()), SimpleQueue()
-    admission = create_admission(front.resolved.worker, config.max_num_queued_reqs)
+    tokens = state.options.max_num_queued_tokens
+    admission = create_admission(front.resolved.worker, config.max_num_queued_reqs, tokens)
     state.open(create_service(front, inbox, admission))
     try:
         with Served(state, front.engine).running(inbox) as served:

@@ -10,7 +10,10 @@ from byte_model import write_byte_model
 from fake_engine import FakeEngine
 from served import Reply, Served, Visit, ask, serving
 
+from lockstep.comm.messages import TokenDelta
+from lockstep.launcher.serve.admission import Admission
 from lockstep.launcher.serve.life import State
+from lockstep.launcher.serve.options import ServeOptions
 from lockstep.launcher.serve.state import ServerState
 
 COMPLETIONS = "/v1/completions"
@@ -148,6 +151,41 @@ def test_fault_97_a_full_server_refuses_at_once_and_says_when_to_come_back(
     assert len(engine.added) == 6 and in_flight(served) == 0
     assert served.ask(COMPLETIONS, call | {"n": 7}).status == 400
     assert served.ask(COMPLETIONS, call | {"n": 6}).status == 200
+
+
+class HeldEngine(FakeEngine):
+    """Answers nothing until it is let go."""
+
+    held = True
+
+    def poll(self, timeout_s: float) -> list[TokenDelta]:
+        if self.held:
+            time.sleep(0.005)
+            return []
+        return super().poll(timeout_s)
+
+
+def test_fault_97_prompts_that_wait_are_bounded_by_their_tokens_too(model: str) -> None:
+    engine = HeldEngine()
+    options = ServeOptions(max_num_queued_tokens=25)
+    call = {"prompt": "x" * 10, "max_tokens": 3}
+
+    async def let_go(admission: Admission) -> None:
+        while not admission.num_refused:
+            await asyncio.sleep(0.005)
+        engine.held = False
+
+    with serving(model, engine.start, options=options) as served:
+        admission = served.state.open_service().admission
+        calls = [ask(served.app, COMPLETIONS, call) for _ in range(3)]
+        *replies, _ = served.run(gather(*calls, let_go(admission)))
+        assert sorted(reply.status for reply in replies) == [200, 200, 503]
+        refused = next(reply for reply in replies if reply.status == 503)
+        assert refused.headers["retry-after"] == "1"
+        assert "prompts of 20 tokens wait and at most 25 may" in refused.error()["message"]
+        assert admission.waiting_tokens == 0 and len(engine.added) == 2
+        alone = served.ask(COMPLETIONS, call | {"prompt": "x" * 60})
+        assert alone.status == 200, "nothing waits before it"
 
 
 def test_an_engine_that_dies_is_503_for_all_and_named(served: Served, engine: FakeEngine) -> None:
