@@ -58,11 +58,12 @@ _SAMPLING_HELP = {
     "repetition_penalty": "divides logits of tokens of prompt and answer",
     "logprobs": "report log-probabilities, with this many alternatives",
 }
-# Commands without an engine: what they do, and the module that is loaded for them.
+# Commands that start no ranks elsewhere: what they do, and the module that is loaded for them.
 _OFFLINE = {
     "plan": ("show which graphs a configuration captures", "lockstep.launcher.plan"),
     "backends": ("list attention backends", "lockstep.launcher.backends"),
     "top": ("watch a server", "lockstep.launcher.top.command"),
+    "profile": ("say what bounds a decode step here", "lockstep.launcher.profile.command"),
     "bench": ("measure a server", "lockstep.launcher.bench.command"),
 }
 # Commands with one of their own.

@@ -11,31 +11,23 @@ on their way at a time, as in serving. The run mode that was agreed stands behin
 import argparse
 import statistics
 import sys
-import time
-from collections import deque
 from collections.abc import Iterator, Sequence
-from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
-from lockstep.comm.messages import Chunk, JoinLane, ReplicaPlan, StepPlan, pack_ids
-from lockstep.comm.sampling import SamplingParams
+from lockstep.comm.messages import Chunk, ReplicaPlan, pack_ids
 from lockstep.launcher.config import LaunchConfig
 from lockstep.launcher.resolve import resolve
-from lockstep.parallel.agreement import agree, propose
 from lockstep.parallel.rank_spec import RankSpec
 from lockstep.parallel.topology import Topology
+from lockstep.worker.bare_steps import BareSteps
 from lockstep.worker.config import WorkerConfig
-from lockstep.worker.graphs.dispatch import create_dispatcher
 from lockstep.worker.graphs.mode import GraphMode, RunMode
 from lockstep.worker.loop import Worker
-from lockstep.worker.results import PendingStep
 
 PROMPT_LEN = 128
 MAX_MODEL_LEN = 2048
 BLOCK_SIZE = 16
-BLOCKS_PER_LANE = MAX_MODEL_LEN // BLOCK_SIZE
-PARAMS = SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True)
 
 
 class Row(NamedTuple):
@@ -84,7 +76,7 @@ def _config(args: argparse.Namespace, mode: str) -> tuple[WorkerConfig, str]:
         max_num_batched_tokens=max(512, lanes, args.chunk + lanes),
         max_model_len=MAX_MODEL_LEN,
         block_size=BLOCK_SIZE,
-        num_gpu_blocks_override=1 + lanes * BLOCKS_PER_LANE,
+        num_gpu_blocks_override=1 + lanes * MAX_MODEL_LEN // BLOCK_SIZE,
     )
     resolved = resolve(launch)
     for note in resolved.notes:
@@ -93,75 +85,30 @@ def _config(args: argparse.Namespace, mode: str) -> tuple[WorkerConfig, str]:
 
 
 class ModeBench:
-    """A worker that is handed plans, each agreed on as the scheduler would."""
+    """A worker that is handed the same steps in one mode."""
 
     def __init__(self, config_and_device: tuple[WorkerConfig, str]) -> None:
         config, device = config_and_device
         spec = RankSpec(global_rank=0, world_size=1, dp_rank=0, tp_rank=0, device=device)
         self._worker = Worker(config, spec, Topology.create(spec, config.parallel))
         self._worker.start()
-        self._dispatch = create_dispatcher(config.graph, config.schedule).dispatch
-        self._step_ids = count()
+        self._steps = BareSteps(self._worker)
 
     def close(self) -> None:
         self._worker.close()
 
     def rows(self, args: argparse.Namespace, variant: str, batch: int) -> Iterator[Row]:
-        self._start_lanes(batch)
-        extra = _join(batch, PROMPT_LEN)
+        steps = self._steps
+        steps.start_lanes(batch, PROMPT_LEN)
         chunk = Chunk(batch, pack_ids([7] * args.chunk), False)
-        mixed = ReplicaPlan(batch + 1, leaves=[batch], joins=[extra], chunks=[chunk])
+        joins = [steps.join(batch, PROMPT_LEN)]
+        mixed = ReplicaPlan(batch + 1, leaves=[batch], joins=joins, chunks=[chunk])
         for kind, replica in (("decode", ReplicaPlan(batch)), ("mixed", mixed)):
-            run_mode = self._time(replica, args.steps)[1]
-            times = [self._time(replica, args.steps)[0] for _ in range(args.repeats)]
+            run_mode = RunMode(steps.run(replica).agreement.run_mode).name
+            steps.time(replica, args.steps)
+            timed = [steps.time(replica, args.steps) for _ in range(args.repeats)]
+            times = [each.step_us / 1e3 for each in timed]
             yield Row(variant, batch, kind, run_mode, statistics.median(times), min(times))
-        self._run(ReplicaPlan(0, leaves=list(range(batch + 1))))
-
-    def _start_lanes(self, batch: int) -> None:
-        for lane in range(batch):
-            chunk = Chunk(lane, pack_ids([lane + 5] * PROMPT_LEN), True)
-            idle = list(range(lane))
-            joins = [_join(lane, PROMPT_LEN)]
-            self._run(ReplicaPlan(lane + 1, joins=joins, chunks=[chunk], idle_lanes=idle))
-
-    def _time(self, replica: ReplicaPlan, steps: int) -> tuple[float, str]:
-        """(milliseconds a step, run mode)."""
-        pending: deque[PendingStep] = deque()
-        began = time.perf_counter()
-        for _ in range(steps):
-            plan = self._plan(replica)
-            pending += self._worker.launch(plan)
-            if len(pending) > 1:
-                pending.popleft().result()
-        while pending:
-            pending.popleft().result()
-        milliseconds = (time.perf_counter() - began) * 1e3 / steps
-        return milliseconds, RunMode(plan.agreement.run_mode).name
-
-    def _run(self, replica: ReplicaPlan) -> None:
-        self._worker.execute(self._plan(replica))
-
-    def _plan(self, replica: ReplicaPlan) -> StepPlan:
-        proposal = propose(replica, max_mode=RunMode.FULL)
-        agreement = agree([proposal], self._dispatch)
-        if agreement.run_mode < RunMode.EAGER:
-            agreement = agree([proposal._replace(num_tokens=1, num_reqs=1)], self._dispatch)
-        return StepPlan(0, next(self._step_ids), agreement, [replica])
-
-
-def _join(lane: int, num_prompt_tokens: int) -> JoinLane:
-    first = 1 + lane * BLOCKS_PER_LANE
-    return JoinLane(
-        lane=lane,
-        req_id=f"r{lane}",
-        seed=lane,
-        sampling=PARAMS,
-        stop_ids=b"",
-        num_prompt_tokens=num_prompt_tokens,
-        num_computed_tokens=0,
-        num_output_tokens=0,
-        block_ids=pack_ids(list(range(first, first + BLOCKS_PER_LANE))),
-    )
 
 
 def _print_table(args: argparse.Namespace, rows: list[Row]) -> None:

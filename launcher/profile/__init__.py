@@ -1,0 +1,1 @@
+"""What bounds a decode step on this machine, and what the step consists of."""

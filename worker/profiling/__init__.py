@@ -1,0 +1,1 @@
+"""What a step does on the device, operation by operation."""

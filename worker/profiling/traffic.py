@@ -1,0 +1,97 @@
+"""Bytes that an operation must move between memory and the device, by its role. No torch."""
+
+from dataclasses import dataclass
+
+from lockstep.parallel.shard import HeadLayout, padded_vocab
+from lockstep.worker.config import ModelConfig
+from lockstep.worker.models.footprint import DTYPE_BYTES, Footprint
+
+_FLOAT32 = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """A decode step on one rank: ``num_tokens`` rows are computed, ``num_reqs`` of them are real.
+
+    What a cache may still hold from the operation before counts as moved.
+    """
+
+    config: ModelConfig
+    tp_size: int
+    num_reqs: int
+    num_tokens: int
+    context_len: int
+
+    def bytes_of(self, role: str | None, *, gated: bool = False) -> int | None:
+        """Weights, activations, keys and values that are read and written; None if unknown.
+
+        Args:
+            gated: this "gate_up" multiplies gate and up itself and writes half as much.
+        """
+        if role in self._products():
+            return self._product(role, gated=gated)
+        elements = self._activations().get(role or "")
+        if elements is not None:
+            return elements * self._element
+        if role == "attention":
+            return self._attention()
+        if role == "scores":
+            return self.num_tokens * self._vocab * _FLOAT32
+        return None
+
+    def _products(self) -> dict[str | None, tuple[int, int]]:
+        """(input, output) features of each weight."""
+        config, inner = self.config, self.config.intermediate_size // self.tp_size
+        return {
+            "qkv": (config.hidden_size, self._q_size + 2 * self._kv_size),
+            "o": (self._q_size, config.hidden_size),
+            "gate_up": (config.hidden_size, 2 * inner),
+            "down": (inner, config.hidden_size),
+            "lm_head": (config.hidden_size, self._vocab),
+        }
+
+    def _product(self, role: str | None, *, gated: bool) -> int:
+        in_size, out_size = self._products()[role]
+        written = out_size // 2 if gated and role == "gate_up" else out_size
+        out_element = _FLOAT32 if role == "lm_head" else self._element
+        read = in_size * out_size + self.num_tokens * in_size
+        return read * self._element + self.num_tokens * written * out_element
+
+    def _activations(self) -> dict[str, int]:
+        """Elements that operations without a weight of weight read and write."""
+        rows, hidden = self.num_tokens, self.config.hidden_size
+        inner = self.config.intermediate_size // self.tp_size
+        return {
+            "norm": (2 * rows + 1) * hidden,
+            "add_norm": (4 * rows + 1) * hidden,
+            "rope": 2 * rows * (self._q_size + self._kv_size),
+            "store_kv": 4 * rows * self._kv_size,
+            "silu": 3 * rows * inner,
+        }
+
+    def _attention(self) -> int:
+        """On average over the layers: some may see a window only."""
+        kv = Footprint(self.config, self.tp_size).kv_read_bytes(self.context_len)
+        return self.num_reqs * kv // self.config.num_layers + (
+            2 * self.num_tokens * self._q_size * self._element
+        )
+
+    @property
+    def _element(self) -> int:
+        return DTYPE_BYTES[self.config.dtype]
+
+    @property
+    def _q_size(self) -> int:
+        return self._heads.num_heads_local * self.config.head_dim
+
+    @property
+    def _kv_size(self) -> int:
+        return self._heads.num_kv_heads_local * self.config.head_dim
+
+    @property
+    def _heads(self) -> HeadLayout:
+        return HeadLayout(self.config.num_heads, self.config.num_kv_heads, self.tp_size)
+
+    @property
+    def _vocab(self) -> int:
+        return padded_vocab(self.config.vocab_size, self.tp_size) // self.tp_size
