@@ -188,6 +188,23 @@ def test_fault_97_prompts_that_wait_are_bounded_by_their_tokens_too(model: str) 
         assert alone.status == 200, "nothing waits before it"
 
 
+def test_a_prompt_waits_until_its_first_token(served: Served) -> None:
+    admission, visit = served.state.open_service().admission, Visit()
+
+    async def leave_once_begun() -> tuple[int, int]:
+        while not admission.waiting_tokens:
+            await asyncio.sleep(0)
+        while admission.waiting_tokens and admission.in_flight:
+            await asyncio.sleep(0.005)
+        seen = (admission.in_flight, admission.waiting_tokens)
+        visit.leave.set()
+        return seen
+
+    asking = ask(served.app, COMPLETIONS, ENDLESS, visit=visit)
+    _, seen = served.run(gather(asking, leave_once_begun()))
+    assert seen == (1, 0)
+
+
 def test_an_engine_that_dies_is_503_for_all_and_named(served: Served, engine: FakeEngine) -> None:
     async def kill() -> None:
         while len(engine.added) < 3:
