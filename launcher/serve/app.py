@@ -16,6 +16,7 @@ from lockstep.launcher.serve.auth import KeyCheck
 from lockstep.launcher.serve.chat import chat_completions
 from lockstep.launcher.serve.completions import completions
 from lockstep.launcher.serve.models import list_models, show_model
+from lockstep.launcher.serve.prefix import Prefix
 from lockstep.launcher.serve.state import ServerState
 from lockstep.launcher.serve.tokens import detokenize, tokenize
 
@@ -42,10 +43,13 @@ _ROUTES = [
 
 def create_app(state: ServerState) -> Starlette:
     """An application over ``state``, which may become ready later."""
-    keys = state.options.api_key
+    keys, prefix = state.options.api_key, state.options.root_path
     app = Starlette(
         routes=_ROUTES,
-        middleware=[Middleware(KeyCheck, keys=keys)] if keys else [],
+        middleware=[
+            *([Middleware(Prefix, path=prefix)] if prefix else []),
+            *([Middleware(KeyCheck, keys=keys)] if keys else []),
+        ],
         exception_handlers={
             ApiError: _api_error,
             HTTPException: _http_error,

@@ -35,4 +35,4 @@ class KeyCheck:
 
 def _is_open(scope: Scope) -> bool:
     path: str = scope["path"]
-    return path.removeprefix(scope.get("root_path", "")) in OPEN_PATHS
+    return path in OPEN_PATHS or path.removeprefix(scope.get("root_path", "")) in OPEN_PATHS

@@ -34,7 +34,6 @@ class HttpServer:
             log_config=None,
             access_log=False,
             ws="none",
-            root_path=options.root_path,
             ssl_keyfile=options.ssl_keyfile,
             ssl_certfile=options.ssl_certfile,
             timeout_keep_alive=_KEEP_ALIVE_S,

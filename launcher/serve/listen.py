@@ -4,10 +4,32 @@ import errno
 import os
 import socket
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from lockstep.launcher.errors import ConfigError
 from lockstep.launcher.serve.options import ServeOptions
+
+
+@contextmanager
+def listening_socket(options: ServeOptions) -> Iterator[socket.socket]:
+    """As ``open_socket``; at the end it is closed, and a Unix socket's file gone if it is ours."""
+    with open_socket(options) as sock:
+        own = _file_of(options.uds)
+        try:
+            yield sock
+        finally:
+            if options.uds and own is not None and own == _file_of(options.uds):
+                os.unlink(options.uds)
+
+
+def _file_of(path: str | None) -> tuple[int, int] | None:
+    """Which file it is, whatever its name."""
+    with suppress(FileNotFoundError):
+        if path is not None:
+            found = os.stat(path)
+            return found.st_dev, found.st_ino
+    return None
 
 
 def open_socket(options: ServeOptions) -> socket.socket:

@@ -22,7 +22,7 @@ from lockstep.launcher.serve.app import create_app
 from lockstep.launcher.serve.collector import IdleCollector
 from lockstep.launcher.serve.engine_loop import EngineLoop, Inbox
 from lockstep.launcher.serve.http_server import HttpServer
-from lockstep.launcher.serve.listen import open_socket, url_of
+from lockstep.launcher.serve.listen import listening_socket, url_of
 from lockstep.launcher.serve.open_files import allow_many_files
 from lockstep.launcher.serve.options import ServeOptions
 from lockstep.launcher.serve.service import Service, create_service
@@ -45,7 +45,7 @@ def serve(config: LaunchConfig, options: ServeOptions, start_engine: StartEngine
     allow_many_files()
     server = _Server(config, options, start_engine)
     try:
-        with open_socket(options) as sock:
+        with listening_socket(options) as sock:
             return server.run(sock)
     except KeyboardInterrupt:
         # Asked to stop while loading.

@@ -17,7 +17,7 @@ from lockstep.launcher.errors import ConfigError
 from lockstep.launcher.serve.app import create_app
 from lockstep.launcher.serve.command import parse
 from lockstep.launcher.serve.http_server import HttpServer
-from lockstep.launcher.serve.listen import open_socket, url_of
+from lockstep.launcher.serve.listen import listening_socket, open_socket, url_of
 from lockstep.launcher.serve.open_files import allow_many_files
 from lockstep.launcher.serve.options import ServeOptions
 from lockstep.launcher.serve.state import ServerState
@@ -95,25 +95,30 @@ def test_bad_settings_are_named(flags: list[str], message: str) -> None:
 @contextmanager
 def probes(options: ServeOptions) -> Iterator[socket.socket]:
     """The socket of a server that has no engine yet."""
-    with open_socket(options) as sock:
+    with listening_socket(options) as sock:
         server = HttpServer(create_app(ServerState(options)), sock, options)
         with server.running():
             yield sock
 
 
-def health(connection: http.client.HTTPConnection) -> int:
+def health(connection: http.client.HTTPConnection, path: str = "/health") -> int:
     try:
-        connection.request("GET", "/health")
+        connection.request("GET", path)
         return connection.getresponse().status
     finally:
         connection.close()
 
 
-def test_behind_a_proxy_that_takes_a_prefix_off_probes_need_no_key() -> None:
-    options = ServeOptions(host="127.0.0.1", port=0, root_path="/api", api_key=("k",))
+@pytest.mark.parametrize("prefix", ["/api", "api/"])
+def test_behind_a_proxy_that_takes_a_prefix_off_or_leaves_it_probes_need_no_key(
+    prefix: str,
+) -> None:
+    options = ServeOptions(host="127.0.0.1", port=0, root_path=prefix, api_key=("k",))
     with probes(options) as sock:
-        port = sock.getsockname()[1]
-        assert health(http.client.HTTPConnection("127.0.0.1", port)) == 200
+        paths = ("/health", "/api/health", "/other/health", "/api/v1/models")
+        connections = [http.client.HTTPConnection(*sock.getsockname()) for _ in paths]
+        found = [health(*each) for each in zip(connections, paths, strict=True)]
+    assert found == [200, 200, 401, 401]
 
 
 def test_a_unix_socket_replaces_the_one_of_a_server_before(tmp_path: Path) -> None:
@@ -127,6 +132,16 @@ def test_a_unix_socket_replaces_the_one_of_a_server_before(tmp_path: Path) -> No
         assert health(connection) == 200
         with pytest.raises(ConfigError, match=f"cannot listen on {options.uds}: a server listens"):
             open_socket(options)
+    assert not Path(options.uds).exists()
+
+
+def test_the_unix_socket_of_another_server_is_left_alone(tmp_path: Path) -> None:
+    options = ServeOptions(uds=str(tmp_path / "s"))
+    with listening_socket(options):
+        os.rename(options.uds, tmp_path / "old")
+        other = open_socket(options)
+    with other:
+        assert Path(options.uds).is_socket()
 
 
 def test_as_many_files_may_be_open_as_the_system_lets_us() -> None:
