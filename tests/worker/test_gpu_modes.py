@@ -117,7 +117,7 @@ def test_decode_steps_are_replays_without_exception() -> None:
     assert {use.run_mode for use in stats.graph_uses} == {"FULL", "PIECEWISE"}
 
 
-@pytest.mark.parametrize("mode", ["PIECEWISE", "FULL"])
+@pytest.mark.parametrize("mode", ["PIECEWISE", "FULL_AND_PIECEWISE", "FULL"])
 def test_nothing_is_allocated_or_compiled_once_a_worker_serves(mode: str) -> None:
     with started(mode, "bfloat16", num_blocks=None, utilization=0.5) as rig:
         before = torch.cuda.memory_stats()
@@ -125,9 +125,9 @@ def test_nothing_is_allocated_or_compiled_once_a_worker_serves(mode: str) -> Non
             for sampling in ({}, {"temperature": 0.9, "top_p": 0.9, "seed": 1}, {"logprobs": 5}):
                 serve(rig, requests(**sampling))
         after = torch.cuda.memory_stats()
-    assert compiled == []
-    for counter in ("num_device_alloc", "num_alloc_retries"):
-        assert after[counter] == before[counter], counter
+    counters = ("num_device_alloc", "num_alloc_retries")
+    grown = {name: after[name] - before[name] for name in counters}
+    assert (compiled, grown) == ([], dict.fromkeys(counters, 0))
 
 
 @pytest.fixture(scope="module", params=["PIECEWISE", "FULL"])
