@@ -3,8 +3,16 @@ SHELL := /bin/bash
 BIN := .venv/bin
 PYTHON ?= python3
 JOBS ?= 1
+# Of soak: rounds of dropped clients, thousands of streams, seconds at rest.
+ROUNDS ?= 20
+WAVES ?= 25
+IDLE_S ?= 600
+SOAKS := $(addprefix tests/launcher/,\
+  test_serve_clients.py::test_fault_84_clients_dropped_at_random test_serve_memory.py \
+  test_many_streams.py test_serve_stops.py test_serve_process.py)
 
-.PHONY: demo test check wheel soak golden gpu-test bench-scheduler bench-front-end venv clean
+.PHONY: demo test check wheel soak golden gpu-test venv clean
+.PHONY: bench-scheduler bench-front-end bench-served
 
 demo: venv
 	$(BIN)/lockstep generate --model smollm2 --tensor-parallel-size 2 --temperature 0 \
@@ -19,10 +27,10 @@ check: venv
 	$(BIN)/mypy
 
 soak: venv
-	LOCKSTEP_SOAK_ROUNDS=20 $(BIN)/pytest tests/launcher/test_serve_clients.py \
-	  tests/launcher/test_serve_memory.py -k "dropped or memory" --durations=5 -rP
-	LOCKSTEP_SOAK_WAVES=25 $(BIN)/pytest -s tests/launcher/test_many_streams.py
-	LOCKSTEP_SOAK_STOPS=1 LOCKSTEP_SOAK_IDLE_S=600 $(BIN)/pytest -s tests/launcher/test_serve_stops.py
+	mkdir -p build
+	set -o pipefail; LOCKSTEP_SOAK_STOPS=1 LOCKSTEP_SOAK_ROUNDS=$(ROUNDS) \
+	  LOCKSTEP_SOAK_WAVES=$(WAVES) LOCKSTEP_SOAK_IDLE_S=$(IDLE_S) \
+	  $(BIN)/pytest -sv --durations=0 --durations-min=1 $(SOAKS) 2>&1 | tee build/soak.txt
 
 wheel: venv
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
@@ -38,6 +46,10 @@ bench-scheduler: venv
 
 bench-front-end: venv
 	$(BIN)/python tests/bench_front_end.py
+
+bench-served:
+	PYTHONPATH=deploy/package $(PYTHON) -P tests/bench_served.py \
+	  --model tests/data/models/llama-3.1-8b
 
 venv:
 	@deploy/setup_venv.sh

@@ -21,6 +21,7 @@ from open_streams import (
     anonymous_bytes,
     cpu_seconds,
     own_processes,
+    pauses_text,
     scrape,
     start_noop,
     wave,
@@ -65,13 +66,11 @@ def _steps(server: Server) -> list[str]:
         part: told.total("lockstep_host_time_seconds_sum", part=part) / steps
         for part in ("plan", "commit")
     }
-    pauses = told.find("lockstep_gc_longest_pause_seconds")
-    longest = {f"{p.labels['process']} {p.labels['clock']}": 1e3 * p.value for p in pauses}
     return [
         f"steps of {tokens / steps:.0f} tokens: "
         + ", ".join(f"{part} {1e6 * each:.0f} us" for part, each in spent.items())
         + " (by the clock)",
-        "longest pauses: " + ", ".join(f"{name} {ms:.1f} ms" for name, ms in longest.items()),
+        pauses_text(told),
     ]
 
 

@@ -91,10 +91,24 @@ def anonymous_bytes(pid: int) -> int:
     return int(line) << 10
 
 
-def longest_pauses(told: Exposed) -> dict[str, float]:
-    """Seconds that a garbage collector has stopped front end and scheduler at most, of CPU time."""
-    found = told.find("lockstep_gc_longest_pause_seconds", clock="cpu")
+def longest_pauses(told: Exposed, clock: str = "cpu") -> dict[str, float]:
+    """Seconds that a garbage collector has stopped front end and scheduler at most.
+
+    By the clock ("wall") that is also what other processes took meanwhile.
+    """
+    found = told.find("lockstep_gc_longest_pause_seconds", clock=clock)
     return {each.labels["process"]: each.value for each in found}
+
+
+def pauses_text(told: Exposed) -> str:
+    """Of CPU time and by the clock, in milliseconds."""
+    found = {clock: longest_pauses(told, clock) for clock in ("cpu", "wall")}
+    texts = [
+        f"{process} {1e3 * seconds:.1f} ({clock})"
+        for clock, pauses in found.items()
+        for process, seconds in pauses.items()
+    ]
+    return "longest pauses of the garbage collector, ms: " + ", ".join(texts)
 
 
 def own_processes(server: Server) -> dict[str, int]:

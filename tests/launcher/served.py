@@ -110,7 +110,12 @@ async def ask(
     }  # fmt: skip
     if visit.leave_after_s is not None:
         asyncio.get_running_loop().call_later(visit.leave_after_s, visit.leave.set)
-    await app(scope, receive, send)
+    try:
+        await app(scope, receive, send)
+    except Exception:
+        # A failure that the client was told of is raised too, for the log of the HTTP server.
+        if reply.status != 500:
+            raise
     return reply
 
 

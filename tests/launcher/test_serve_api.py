@@ -272,11 +272,20 @@ def test_fault_77_ids_outside_the_vocabulary(served: Served, token_id: Any) -> N
     assert served.ask(COMPLETIONS, {"prompt": [1, 2]}).status == 200
 
 
-@pytest.mark.parametrize("field", ["temperature", "top_p", "min_p", "repetition_penalty"])
+SAMPLING = (
+    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
+    "repetition_penalty", "logit_bias",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("field", SAMPLING)
 def test_fault_78_sampling_values(served: Served, field: str) -> None:
-    for value in ("NaN", "Infinity", "-Infinity", '"nan"', "1e308", "-1", "[]", "true"):
-        reply = served.ask(COMPLETIONS, f'{{"prompt": "x", "{field}": {value}}}'.encode())
+    form = '{"5": %s}' if field == "logit_bias" else "%s"
+    for value in ("NaN", "Infinity", "-Infinity", '"nan"', "1e308", "-300", "[]", "true"):
+        body = f'{{"prompt": "x", "{field}": {form % value}}}'
+        reply = served.ask(COMPLETIONS, body.encode())
         assert reply.status == 400 and reply.error()["param"] == field, (value, reply.body)
+    assert served.ask(COMPLETIONS, {"prompt": "x", field: None}).status == 200
 
 
 def test_fault_76_a_prompt_one_token_too_long(served: Served) -> None:

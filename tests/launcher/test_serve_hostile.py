@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 from byte_model import write_byte_model
+from exposed import Exposed
 from hostile import COMPLETIONS, HostileCall, dropped_calls, hostile_calls
 from served import Reply, Served, Visit, ask, serving
+from torch import Tensor
 
 from lockstep.launcher.local import start_inline_engine
 from lockstep.launcher.serve.options import ServeOptions
+from lockstep.parallel.embedding import VocabParallelEmbedding
 
 AT_ONCE = 20
 SETTINGS: dict[str, Any] = {
@@ -91,6 +94,37 @@ def test_five_hundred_hostile_calls_and_then_twenty_normal_ones(served: Served) 
 def test_clients_dropped_at_random_leave_every_block_free(served: Served) -> None:
     served.run(ask_all(served, dropped_calls(200, seed=5)))
     assert served.engine.stats().num_finished["abort"] > 100
+    check_at_rest(served)
+
+
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> int:
+    """A token id whose embedding is NaN, which no normal prompt has."""
+    healthy = VocabParallelEmbedding.forward
+
+    def forward(self: VocabParallelEmbedding, token_ids: Tensor) -> Tensor:
+        found = healthy(self, token_ids)
+        return found.masked_fill((token_ids == 255)[:, None], float("nan"))
+
+    monkeypatch.setattr(VocabParallelEmbedding, "forward", forward)
+    return 255
+
+
+def test_fault_83_unusable_logits_end_their_own_request(served: Served, poisoned: int) -> None:
+    before = normal_answers(served)
+    calls: list[dict[str, Any]] = [
+        {"prompt": [poisoned], "max_tokens": 3},
+        {"prompt": "number 0", "max_tokens": 3},
+    ]
+
+    async def both() -> list[Reply]:
+        return list(await asyncio.gather(*(ask(served.app, COMPLETIONS, c) for c in calls)))
+
+    bad, good = served.run(both())
+    assert (bad.status, good.status) == (500, 200)
+    assert "output token 0" in bad.error()["message"]
+    assert normal_answers(served) == before
+    assert Exposed(served.ask("/metrics").body.decode()).total("lockstep_bad_logits_total") == 1
     check_at_rest(served)
 
 

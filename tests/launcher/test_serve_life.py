@@ -11,10 +11,13 @@ from fake_engine import FakeEngine
 from served import Reply, Served, Visit, ask, serving
 
 from lockstep.comm.messages import TokenDelta
+from lockstep.launcher.outputs import OutputAssembler
+from lockstep.launcher.prepare import PreparedRequest, Preparer
 from lockstep.launcher.serve.admission import Admission
 from lockstep.launcher.serve.life import State
 from lockstep.launcher.serve.options import ServeOptions
 from lockstep.launcher.serve.state import ServerState
+from lockstep.launcher.tokenize import Tokenizer
 
 COMPLETIONS = "/v1/completions"
 ENDLESS = {"prompt": "x", "max_tokens": 500, "stream": True}
@@ -260,6 +263,37 @@ def test_fault_88_a_failure_of_ours_is_500_for_that_request_alone(
     assert (six.status, seven.status, eight.status) == (200, 500, 200)
     assert seven.error()["type"] == "internal_server_error"
     await_true(lambda: in_flight(served) == 0 and len(engine.aborted) == 1)
+
+
+HOOKS = [
+    (Tokenizer, "encode", lambda self, text: text),
+    (Preparer, "prepare", lambda self, given: given.prompt),
+    (PreparedRequest, "to_add", lambda self, req_id: self.prompt),
+    (OutputAssembler, "push", lambda self, delta: self.prompt),
+]
+
+
+@pytest.mark.parametrize(("owner", "method", "prompt_of"), HOOKS, ids=lambda each: str(each))
+def test_fault_88_wherever_one_of_eight_fails_the_seven_have_their_text(
+    model: str, monkeypatch: pytest.MonkeyPatch, owner: Any, method: str, prompt_of: Any
+) -> None:
+    healthy = getattr(owner, method)
+
+    def fail_for_seven(*args: Any) -> Any:
+        if prompt_of(*args) == "7":
+            raise RuntimeError("out of luck")
+        return healthy(*args)
+
+    monkeypatch.setattr(owner, method, fail_for_seven)
+    with serving(model, FakeEngine(endless, step_s=0.002).start) as served:
+        call = {"max_tokens": 3}
+        asked = (ask(served.app, COMPLETIONS, call | {"prompt": str(i)}) for i in range(8))
+        *seven, last = served.run(gather(*asked))
+        assert [reply.json()["choices"][0]["text"] for reply in seven] == [
+            str(i) * 3 for i in range(7)
+        ]
+        assert last.status == 500 and last.error()["type"] == "internal_server_error"
+        await_true(lambda: in_flight(served) == 0)
 
 
 def test_what_the_engine_refuses_is_500_once(model: str) -> None:

@@ -13,7 +13,14 @@ from typing import NamedTuple
 
 import pytest
 from byte_model import write_byte_model
-from open_streams import cpu_seconds, longest_pauses, own_processes, scrape, wave
+from open_streams import (
+    cpu_seconds,
+    longest_pauses,
+    own_processes,
+    pauses_text,
+    scrape,
+    wave,
+)
 from servers import Server, streams
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
@@ -69,7 +76,9 @@ def only_once(stop: Stop) -> None:
 def test_fault_108_no_collection_stops_the_server(server: Server, stop: Stop) -> None:
     only_once(stop)
     assert wave(server.port, 300, 8).complete == 300
-    pauses = longest_pauses(scrape(server))
+    told = scrape(server)
+    print(pauses_text(told))  # noqa: T201
+    pauses = longest_pauses(told)
     assert len(pauses) == 2 and max(pauses.values()) < 0.02, pauses
 
 
