@@ -62,7 +62,7 @@ def short_name(name: str) -> str:
 
 def _calls(operations: Sequence[Operation], traffic: Traffic) -> Iterable[_Call]:
     names = [each.name for each in operations]
-    roles = roles_of(names, traffic.config.num_layers)
+    roles = roles_of(names, traffic.footprint.config.num_layers)
     for name, role, time_us in zip(names, roles, own_times(operations), strict=True):
         num_bytes = traffic.bytes_of(role, gated=is_gated(name))
         yield _Call(short_name(name), role, time_us, num_bytes)

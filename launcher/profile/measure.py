@@ -1,31 +1,23 @@
-"""Starts a worker in this process and profiles its decode steps, without graphs and with them."""
-
-from collections.abc import Iterator
-from contextlib import contextmanager
+"""Profiles decode steps, without graphs and with them, on a rank in this process."""
 
 import msgspec
 import torch
 
+from lockstep.comm.errors import CommError
 from lockstep.launcher.config import LaunchConfig
 from lockstep.launcher.engine import Progress
+from lockstep.launcher.errors import StartError
 from lockstep.launcher.profile.options import ProfileOptions
-from lockstep.launcher.profile.report import (
-    BatchProfile,
-    Machine,
-    ProfileReport,
-    step_profile,
-)
+from lockstep.launcher.profile.ranks import RankTask, Recorded, run_ranks
+from lockstep.launcher.profile.report import BatchProfile, Machine, ProfileReport, step_profile
 from lockstep.launcher.profile.sizing import decode_graphs_only, sized
 from lockstep.launcher.resolve import resolve
-from lockstep.parallel.rank_spec import RankSpec
-from lockstep.parallel.topology import Topology
-from lockstep.worker.bare_steps import BareSteps
 from lockstep.worker.ceiling import measure_ceiling
-from lockstep.worker.config import ModelConfig, WorkerConfig
 from lockstep.worker.graphs.mode import RunMode
-from lockstep.worker.loop import Worker
-from lockstep.worker.profiling.decode import DecodeProfiler, Effort
+from lockstep.worker.models.footprint import Footprint
+from lockstep.worker.profiling.decode import Effort
 from lockstep.worker.profiling.launches import time_launch
+from lockstep.worker.profiling.record import ProfilerError
 
 
 def measure(options: ProfileOptions, config: LaunchConfig, progress: Progress) -> ProfileReport:
@@ -34,21 +26,22 @@ def measure(options: ProfileOptions, config: LaunchConfig, progress: Progress) -
     Raises:
         ConfigError: the model cannot be found or served.
         ValueError: settings that cannot work; names field, value and limit.
+        StartError: a rank was lost, or the profiler does not see what runs.
     """
-    effort = Effort(options.steps, options.repeats)
+    effort = Effort(options.steps, options.repetitions)
     resolved = resolve(decode_graphs_only(config), progress=progress)
-    device = torch.device("cuda:0" if resolved.device == "cuda" else "cpu")
-    worker_config = sized(resolved.worker, options, effort)
-    model = msgspec.structs.replace(worker_config.model, dtype=worker_config.dtype)
-    # Before the worker takes the memory that it is measured with.
-    machine = _machine(device)
-    batches = list[BatchProfile]()
-    with _started(worker_config, device, progress) as worker:
-        profiler = DecodeProfiler(BareSteps(worker), device, effort)
-        for done, num_reqs in enumerate(options.batch):
-            progress("profile", done, len(options.batch))
-            batches.append(_batch(profiler, num_reqs, options, model, machine))
-    return ProfileReport(config.model, model.dtype, machine, batches)
+    worker = sized(resolved.worker, options, effort)
+    task = RankTask(worker, resolved.device, options.batch, options.input_len, effort)
+    # Before ranks take the memory that it is measured with.
+    machine = _machine(torch.device(resolved.device))
+    try:
+        recorded = run_ranks(task, progress)
+    except (CommError, ProfilerError) as error:
+        raise StartError(str(error)) from error
+    model = msgspec.structs.replace(worker.model, dtype=worker.dtype)
+    footprint = Footprint(model, worker.parallel.tp_size)
+    batches = [_batch(each, footprint, machine) for each in recorded]
+    return ProfileReport(config.model, model.dtype, footprint.tp_size, machine, batches)
 
 
 def _machine(device: torch.device) -> Machine:
@@ -63,30 +56,10 @@ def _machine(device: torch.device) -> Machine:
     )
 
 
-@contextmanager
-def _started(config: WorkerConfig, device: torch.device, progress: Progress) -> Iterator[Worker]:
-    spec = RankSpec(global_rank=0, world_size=1, dp_rank=0, tp_rank=0, device=str(device))
-    worker = Worker(config, spec, Topology.single(str(device)))
-    worker.start(progress)
-    try:
-        yield worker
-    finally:
-        worker.close()
-
-
-def _batch(
-    profiler: DecodeProfiler,
-    num_reqs: int,
-    options: ProfileOptions,
-    model: ModelConfig,
-    machine: Machine,
-) -> BatchProfile:
-    eager, graphs = (
-        profiler.profile(num_reqs, options.input_len, mode)
-        for mode in (RunMode.EAGER, RunMode.FULL)
-    )
+def _batch(recorded: Recorded, footprint: Footprint, machine: Machine) -> BatchProfile:
+    eager, graphs = recorded
     served = graphs.run_mode != RunMode.EAGER.name
     return BatchProfile(
-        step_profile(eager, model, machine),
-        step_profile(graphs, model, machine) if served else None,
+        step_profile(eager, footprint, machine),
+        step_profile(graphs, footprint, machine) if served else None,
     )

@@ -15,9 +15,10 @@ SUMMARY = "say what bounds a decode step on this machine, kernel by kernel"
 
 # The rest of the engine's settings follows from the batches.
 _ENGINE = (
-    "model", "load_format", "dtype", "device", "seed", "block_size", "attention_backend",
-    "compile", "cudagraph_mode", "optimization_level", "performance_mode",
-    "cudagraph_capture_sizes", "max_num_seqs", "gpu_memory_utilization",
+    "model", "load_format", "dtype", "device", "seed", "tensor_parallel_size", "all_reduce",
+    "distributed_timeout_seconds", "block_size", "attention_backend", "compile", "cudagraph_mode",
+    "optimization_level", "performance_mode", "cudagraph_capture_sizes", "max_num_seqs",
+    "gpu_memory_utilization",
 )  # fmt: skip
 
 
@@ -35,7 +36,7 @@ class ProfileOptions(msgspec.Struct, frozen=True, kw_only=True):
     )
     input_len: Annotated[Count, _help("prompt tokens of each request")] = 128
     steps: Annotated[Count, _help("steps timed at a time")] = 20
-    repeats: Annotated[Count, _help("times that they are timed, for the median")] = 5
+    repetitions: Annotated[Count, _help("times that they are timed, for the median")] = 5
     rows: Annotated[Count, _help("kernels shown of each batch, the longest first")] = 20
     json: Annotated[str | None, _help("file to write everything to, as JSON")] = None
     plot: Annotated[str | None, _help("PNG file to draw the timelines to; needs matplotlib")] = None

@@ -4,7 +4,6 @@ import msgspec
 
 from lockstep.launcher.profile.bound import Bound, StepCosts, explain
 from lockstep.launcher.profile.kernels import Kernel, group_kernels
-from lockstep.worker.config import ModelConfig
 from lockstep.worker.models.floor import step_floor
 from lockstep.worker.models.footprint import Footprint
 from lockstep.worker.profiling.decode import StepRecord
@@ -53,22 +52,23 @@ class BatchProfile(msgspec.Struct, frozen=True):
 
 
 class ProfileReport(msgspec.Struct, frozen=True):
-    """All batches of a model on a machine."""
+    """All batches of a model on a machine, as its rank 0 saw them."""
 
     model: str
     dtype: str
+    tensor_parallel_size: int
     machine: Machine
     batches: list[BatchProfile]
 
 
-def step_profile(record: StepRecord, model: ModelConfig, machine: Machine) -> StepProfile:
+def step_profile(record: StepRecord, footprint: Footprint, machine: Machine) -> StepProfile:
     """What a recorded step says.
 
     Args:
-        model: in the dtype that is computed in.
+        footprint: of the rank that recorded it, in the dtype that it computes in.
     """
-    traffic = Traffic(model, 1, record.num_reqs, record.num_tokens, record.context_len)
-    floor = step_floor(Footprint(model), record.num_reqs, record.context_len)
+    floor = step_floor(footprint, record.num_reqs, record.context_len)
+    traffic = Traffic(footprint, record.num_reqs, record.num_tokens, record.context_len)
     costs = _costs(record, machine)
     return StepProfile(
         run_mode=record.run_mode,
@@ -80,7 +80,7 @@ def step_profile(record: StepRecord, model: ModelConfig, machine: Machine) -> St
         explanation=explain(costs),
         floor_us=floor.ms(machine.ceiling_bytes_per_s) * 1e3,
         kernels=group_kernels(record.operations, traffic, machine.ceiling_bytes_per_s),
-        timeline=_timeline(record.operations, model.num_layers),
+        timeline=_timeline(record.operations, footprint.config.num_layers),
     )
 
 

@@ -14,9 +14,10 @@ _UNKNOWN = "-"
 
 def print_report(console: Console, report: ProfileReport, rows: int) -> None:
     """Each batch with its bounds and its ``rows`` longest kernels, then all batches in a table."""
-    machine = report.machine
+    machine, size = report.machine, report.tensor_parallel_size
+    split = f"rank 0 of {size}, " if size > 1 else ""
     console.print(
-        f"{report.model}, {report.dtype}, on {machine.name}: memory is read at "
+        f"{report.model}, {report.dtype}, {split}on {machine.name}: memory is read at "
         f"{machine.ceiling_bytes_per_s / 1e12:.3f} TB/s at best, a launch takes the host "
         f"{machine.launch_us:.2f} us",
         soft_wrap=True,

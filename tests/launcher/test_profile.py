@@ -27,7 +27,7 @@ def profile(*argv: str) -> int:
 def check_step(step: dict[str, Any], num_reqs: int, num_tokens: int) -> None:
     costs, kernels = step["costs"], step["kernels"]
     assert (step["num_reqs"], step["num_tokens"]) == (num_reqs, num_tokens)
-    assert step["context_len"] == 16 + 1 + 2 * 3 + 5
+    assert step["context_len"] == 16 + 1 + 2 * 3 + 5 * 2
     assert costs["device"] == "CPU"
     assert costs["num_operations"] == costs["num_submissions"] == len(step["timeline"])
     assert sum(kernel["calls"] for kernel in kernels) == costs["num_operations"]
@@ -46,7 +46,7 @@ def test_profile_of_two_batches(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found, picture = tmp_path / "found.json", tmp_path / "found.png"
-    measured = ["--batch", "1", "3", "--input-len", "16", "--steps", "3", "--repeats", "1"]
+    measured = ["--batch", "1", "3", "--input-len", "16", "--steps", "3", "--repetitions", "1"]
     written = ["--rows", "4", "--json", str(found), "--plot", str(picture)]
     assert profile("--model", model, *measured, *written) == 0
     report = json.loads(found.read_text())
@@ -62,12 +62,18 @@ def test_profile_of_two_batches(
     assert "others" in out and "% of ceiling" in out
 
 
-def test_batches_that_no_graph_serves(model: str, tmp_path: Path) -> None:
+def test_two_ranks_and_a_batch_that_no_graph_serves(model: str, tmp_path: Path) -> None:
     found = tmp_path / "found.json"
-    argv = ["--batch", "3", "17", "--input-len", "2", "--steps", "1", "--repeats", "1"]
-    assert profile("--model", model, *argv, "--cudagraph-mode", "NONE", "--json", str(found)) == 0
-    batches = json.loads(found.read_text())["batches"]
-    assert [batch["graphs"] for batch in batches] == [None, None]
+    measured = ["--batch", "2", "--input-len", "2", "--steps", "1", "--repetitions", "1"]
+    split = ["-tp", "2", "--cudagraph-mode", "NONE"]
+    assert profile("--model", model, *measured, *split, "--json", str(found)) == 0
+    report = json.loads(found.read_text())
+    assert report["tensor_parallel_size"] == 2
+    [batch] = report["batches"]
+    assert batch["graphs"] is None
+    [head] = [each for each in batch["eager"]["kernels"] if each["role"] == "lm_head"]
+    hidden, half = CONFIG["hidden_size"], CONFIG["vocab_size"] // 2
+    assert head["num_bytes"] == 4 * (hidden * half + 2 * (hidden + half))
 
 
 @pytest.mark.parametrize(
@@ -75,10 +81,11 @@ def test_batches_that_no_graph_serves(model: str, tmp_path: Path) -> None:
     [
         ("--batch 0", ["batch", "0", ">= 1"]),
         ("--steps 0", ["--steps", "0", ">= 1"]),
-        ("--input-len 400", ["--input-len 400", "126", "527", "512"]),
+        ("--input-len 400", ["--input-len 400", "131", "532", "512"]),
         ("--plot there.pdf", ["--plot", ".png", "there.pdf"]),
         ("--json /nowhere/found.json", ["--json /nowhere/found.json", "does not exist"]),
-        ("-tp 2", ["-tp 2"]),
+        ("-dp 2", ["-dp 2"]),
+        ("-tp 3", ["num_heads 2", "3"]),
         ("--model nowhere/at-all", ["nowhere/at-all"]),
     ],
 )

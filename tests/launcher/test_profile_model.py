@@ -10,7 +10,7 @@ from lockstep.launcher.profile.report import Machine, step_profile
 from lockstep.worker.config import ModelConfig
 from lockstep.worker.models.footprint import Footprint
 from lockstep.worker.profiling.decode import StepRecord
-from lockstep.worker.profiling.operation import Operation, num_submissions, own_times
+from lockstep.worker.profiling.operation import Operation, last_step, num_submissions, own_times
 from lockstep.worker.profiling.roles import LAYER_LINEARS, LM_HEAD, roles_of
 from lockstep.worker.profiling.traffic import Traffic
 
@@ -85,12 +85,20 @@ def test_time_counts_once_however_early_an_operation_starts() -> None:
     assert num_submissions(made_up_step()) == 2
 
 
+def test_the_last_of_equal_steps_starts_at_zero() -> None:
+    step = made_up_step()
+    again = [structs.replace(each, start_us=each.start_us + 500.0) for each in step]
+    assert last_step([*step, *again], 2) == step
+    assert last_step([*step, *again[1:]], 2) is None
+    assert last_step([*step[1:], step[0], *again], 2) is None
+    assert last_step([*step[1:], *again], 2) is None
+
+
 def test_products_are_told_apart_by_their_order() -> None:
     roles = roles_of(NAMES, MODEL.num_layers)
-    products = [role for role in roles if role in (*LAYER_LINEARS, LM_HEAD)]
-    assert products == [*LAYER_LINEARS, *LAYER_LINEARS, LM_HEAD]
-    assert [roles[0], roles[1], roles[2], roles[10]] == [None, None, "norm", "add_norm"]
-    assert roles.count("attention") == roles.count("rope") == 2
+    layer = ["qkv", "rope", "attention", "o", "add_norm", "gate_up", "down"]
+    opening, closing = [None, None, "norm"], ["add_norm", "lm_head", "scores", None, "copy"]
+    assert roles == [*opening, *layer, "add_norm", *layer, *closing]
 
 
 def test_products_of_another_number_stay_products() -> None:
@@ -100,7 +108,7 @@ def test_products_of_another_number_stay_products() -> None:
 
 
 def test_kernels_of_a_step() -> None:
-    traffic = Traffic(MODEL, 1, num_reqs=1, num_tokens=1, context_len=40)
+    traffic = Traffic(Footprint(MODEL), num_reqs=1, num_tokens=1, context_len=40)
     kernels = group_kernels(made_up_step(), traffic, CEILING)
     assert sum(kernel.time_us for kernel in kernels) == pytest.approx(EACH_US * len(NAMES))
     assert sum(kernel.calls for kernel in kernels) == len(NAMES)
@@ -117,7 +125,7 @@ def test_kernels_of_a_step() -> None:
     )
     assert by_role["gate_up"].num_bytes == 2 * 2 * (64 * 192 + 64 + 96)
     assert by_role["lm_head"].num_bytes == 2 * (64 * 1000 + 64) + 4 * 1000
-    assert by_role["attention"].num_bytes == 2 * (40 * 2 * 2 * 32 + 2 * 2 * 64)
+    assert by_role["attention"].num_bytes == 2 * (40 * 2 * 2 * 32 + 2 * (2 * 64 + 4 * 32))
     unknown = {kernel.name: kernel for kernel in kernels if kernel.role is None}
     gather = unknown["at::native::indexSelectSmallIndex"]
     assert (gather.num_bytes, gather.ceiling_share) == (None, None)
@@ -126,14 +134,14 @@ def test_kernels_of_a_step() -> None:
 def test_products_read_every_weight_once() -> None:
     norms = MODEL.num_layers * 2 * MODEL.hidden_size + MODEL.hidden_size
     for tp_size in (1, 2):
-        traffic = Traffic(MODEL, tp_size, num_reqs=0, num_tokens=0, context_len=1)
+        traffic = Traffic(Footprint(MODEL, tp_size), num_reqs=0, num_tokens=0, context_len=1)
         layer = sum(traffic.bytes_of(role) or 0 for role in LAYER_LINEARS)
         found = MODEL.num_layers * layer + (traffic.bytes_of(LM_HEAD) or 0)
         assert found == Footprint(MODEL, tp_size).step_weight_bytes - 2 * norms
 
 
 def test_a_gate_that_is_not_fused_is_written_and_read_again() -> None:
-    traffic = Traffic(MODEL, 1, num_reqs=3, num_tokens=4, context_len=40)
+    traffic = Traffic(Footprint(MODEL), num_reqs=3, num_tokens=4, context_len=40)
     written, fused = traffic.bytes_of("gate_up"), traffic.bytes_of("gate_up", gated=True)
     assert written is not None and fused is not None
     assert written - fused == 4 * 96 * 2
@@ -167,7 +175,7 @@ def test_a_step_as_a_whole() -> None:
         host_us=30.0,
         operations=made_up_step(),
     )
-    step = step_profile(record, MODEL, machine)
+    step = step_profile(record, Footprint(MODEL), machine)
     costs = step.costs
     assert (costs.num_operations, costs.num_submissions) == (len(NAMES), 2)
     assert (costs.device_us, costs.host_us) == (EACH_US * len(NAMES), 30.0)
@@ -175,5 +183,5 @@ def test_a_step_as_a_whole() -> None:
     floor_bytes = Footprint(MODEL).step_weight_bytes + 40 * Footprint(MODEL).kv_bytes_per_token
     assert step.floor_us == pytest.approx(floor_bytes / 1e3)
     assert [span.start_us for span in step.timeline][:3] == [0.0, 10.0, 20.0]
-    on_cpu = step_profile(record, MODEL, structs.replace(machine, is_gpu=False))
+    on_cpu = step_profile(record, Footprint(MODEL), structs.replace(machine, is_gpu=False))
     assert on_cpu.costs.host_us == 0.0

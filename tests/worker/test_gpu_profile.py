@@ -16,7 +16,7 @@ from lockstep.worker.profiling.roles import LAYER_LINEARS, LM_HEAD, roles_of
 pytestmark = pytest.mark.gpu
 
 DEVICE = torch.device("cuda:0")
-EFFORT = Effort(steps=40, repeats=5)
+EFFORT = Effort(steps=40, repetitions=5)
 WIDTH = -(-MAX_MODEL_LEN // 16)
 
 

@@ -12,7 +12,7 @@ from lockstep.worker.graphs.mode import RunMode
 from lockstep.worker.loop import Worker
 from lockstep.worker.profiling.decode import DecodeProfiler, Effort
 from lockstep.worker.profiling.launches import time_launch
-from lockstep.worker.profiling.record import record
+from lockstep.worker.profiling.record import ProfilerError, record
 
 CPU = torch.device("cpu")
 
@@ -46,7 +46,7 @@ def test_lanes_decode_as_many_steps_as_are_timed(worker: Worker) -> None:
 
 @pytest.mark.parametrize(("mode", "rows"), [(RunMode.EAGER, 3), (RunMode.FULL, 4)])
 def test_a_profile_says_what_ran(worker: Worker, mode: RunMode, rows: int) -> None:
-    profiler = DecodeProfiler(BareSteps(worker), CPU, Effort(steps=2, repeats=2))
+    profiler = DecodeProfiler(BareSteps(worker), CPU, Effort(steps=2, repetitions=2))
     found = profiler.profile(3, 9, mode)
     assert (found.run_mode, found.num_reqs, found.num_tokens) == (mode.name, 3, rows)
     # The last step took its lanes from context_len - 1 to context_len tokens.
@@ -71,7 +71,7 @@ def test_operations_are_those_that_do_work() -> None:
 
 
 def test_a_profiler_that_sees_nothing_is_an_error() -> None:
-    with pytest.raises(RuntimeError, match="saw no operation on cpu; KINETO_LOG_LEVEL"):
+    with pytest.raises(ProfilerError, match="saw no operation on cpu; KINETO_LOG_LEVEL"):
         record(CPU, lambda: torch.empty(3).view(1, 3))
 
 

@@ -10,22 +10,25 @@ import torch
 from lockstep.comm.messages import ReplicaPlan
 from lockstep.worker.bare_steps import BareSteps
 from lockstep.worker.graphs.mode import RunMode
-from lockstep.worker.profiling.operation import Operation
-from lockstep.worker.profiling.record import record
+from lockstep.worker.profiling.operation import Operation, last_step
+from lockstep.worker.profiling.record import ProfilerError, record
 
-_RECORDED = 5
+_RECORDINGS = 5
+# The one before the last brings ranks and device to where steps in a row have them.
+_STEPS_RECORDED = 2
 
 
 class Effort(msgspec.Struct, frozen=True):
-    """How often to measure: ``repeats`` times ``steps`` steps."""
+    """How often to measure: ``repetitions`` times ``steps`` steps."""
 
     steps: int = 20
-    repeats: int = 5
+    repetitions: int = 5
 
     @property
     def steps_taken(self) -> int:
         """Decode steps that a lane must live for."""
-        return 1 + self.steps * (1 + self.repeats) + _RECORDED
+        timed = self.steps * (1 + self.repetitions)
+        return 1 + timed + _RECORDINGS * _STEPS_RECORDED
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,13 +58,16 @@ class DecodeProfiler:
     def profile(self, num_reqs: int, prompt_len: int, max_mode: RunMode) -> StepRecord:
         """Start lanes with prompts of that length and let them decode in at most ``max_mode``.
 
-        Of the recorded steps a whole one is kept, that which nothing made longer.
+        Of the recorded steps the shortest is kept, which nothing has made longer.
+
+        Raises:
+            ProfilerError: no whole steps were recorded.
         """
         steps, effort, decode = self.steps, self.effort, ReplicaPlan(num_reqs)
         steps.start_lanes(num_reqs, prompt_len)
         agreement = steps.run(decode, max_mode).agreement
         steps.time(decode, effort.steps, max_mode)
-        times = [steps.time(decode, effort.steps, max_mode) for _ in range(effort.repeats)]
+        times = [steps.time(decode, effort.steps, max_mode) for _ in range(effort.repetitions)]
         return StepRecord(
             run_mode=RunMode(agreement.run_mode).name,
             num_reqs=num_reqs,
@@ -73,6 +79,9 @@ class DecodeProfiler:
         )
 
     def _record(self, decode: ReplicaPlan, max_mode: RunMode) -> list[Operation]:
-        step = partial(self.steps.run, decode, max_mode)
-        recorded = [record(self.device, step) for _ in range(_RECORDED)]
-        return min(recorded, key=lambda found: (-len(found), found[-1].end_us))
+        work = partial(self.steps.time, decode, _STEPS_RECORDED, max_mode)
+        recorded = [record(self.device, work) for _ in range(_RECORDINGS)]
+        whole = [step for each in recorded if (step := last_step(each, _STEPS_RECORDED))]
+        if not whole:
+            raise ProfilerError("the operations of two equal steps differ in every recording")
+        return min(whole, key=lambda step: step[-1].end_us)

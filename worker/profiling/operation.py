@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import msgspec
+from msgspec import structs
 
 
 class Operation(msgspec.Struct, frozen=True):
@@ -41,3 +42,14 @@ def own_times(operations: Sequence[Operation]) -> list[float]:
 def num_submissions(operations: Sequence[Operation]) -> int:
     """How often the host had to hand something to the device."""
     return len({each.submission for each in operations})
+
+
+def last_step(operations: Sequence[Operation], num_steps: int) -> list[Operation] | None:
+    """The last of ``num_steps`` equal steps in a row, from its own start; None if they differ."""
+    size = len(operations) // num_steps
+    names = [each.name for each in operations]
+    if names != names[-size:] * num_steps:
+        return None
+    last = operations[-size:]
+    began = last[0].start_us
+    return [structs.replace(each, start_us=each.start_us - began) for each in last]

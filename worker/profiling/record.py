@@ -22,11 +22,15 @@ _NO_WORK = (
 )
 
 
+class ProfilerError(RuntimeError):
+    """The profiler does not see what ran."""
+
+
 def record(device: torch.device, work: Callable[[], object]) -> list[Operation]:
     """Operations that ``work`` starts on ``device``, by time; waits for all of them.
 
     Raises:
-        RuntimeError: there are none, as where the driver lets only its owner look.
+        ProfilerError: there are none, as where the driver lets only its owner look.
     """
     on_gpu = device.type == "cuda"
     use_device = "cuda" if on_gpu else None
@@ -37,7 +41,7 @@ def record(device: torch.device, work: Callable[[], object]) -> list[Operation]:
     events: Iterable[FunctionEvent] = profiler.function_events or ()
     found = _on_gpu(events) if on_gpu else _on_cpu(events)
     if not found:
-        raise RuntimeError(
+        raise ProfilerError(
             f"the profiler saw no operation on {device}; KINETO_LOG_LEVEL=3 lets it say why"
         )
     return _from_zero(sorted(found, key=lambda each: each.time_range.start))

@@ -16,8 +16,7 @@ class Traffic:
     What a cache may still hold from the operation before counts as moved.
     """
 
-    config: ModelConfig
-    tp_size: int
+    footprint: Footprint
     num_reqs: int
     num_tokens: int
     context_len: int
@@ -41,13 +40,13 @@ class Traffic:
 
     def _products(self) -> dict[str | None, tuple[int, int]]:
         """(input, output) features of each weight."""
-        config, inner = self.config, self.config.intermediate_size // self.tp_size
+        hidden = self._config.hidden_size
         return {
-            "qkv": (config.hidden_size, self._q_size + 2 * self._kv_size),
-            "o": (self._q_size, config.hidden_size),
-            "gate_up": (config.hidden_size, 2 * inner),
-            "down": (inner, config.hidden_size),
-            "lm_head": (config.hidden_size, self._vocab),
+            "qkv": (hidden, self._q_size + 2 * self._kv_size),
+            "o": (self._q_size, hidden),
+            "gate_up": (hidden, 2 * self._inner),
+            "down": (self._inner, hidden),
+            "lm_head": (hidden, self._vocab),
         }
 
     def _product(self, role: str | None, *, gated: bool) -> int:
@@ -59,39 +58,48 @@ class Traffic:
 
     def _activations(self) -> dict[str, int]:
         """Elements that operations without a weight of weight read and write."""
-        rows, hidden = self.num_tokens, self.config.hidden_size
-        inner = self.config.intermediate_size // self.tp_size
+        rows, hidden = self.num_tokens, self._config.hidden_size
         return {
             "norm": (2 * rows + 1) * hidden,
             "add_norm": (4 * rows + 1) * hidden,
             "rope": 2 * rows * (self._q_size + self._kv_size),
             "store_kv": 4 * rows * self._kv_size,
-            "silu": 3 * rows * inner,
+            "silu": 3 * rows * self._inner,
         }
 
     def _attention(self) -> int:
         """On average over the layers: some may see a window only."""
-        kv = Footprint(self.config, self.tp_size).kv_read_bytes(self.context_len)
-        return self.num_reqs * kv // self.config.num_layers + (
-            2 * self.num_tokens * self._q_size * self._element
-        )
+        kv = self.num_reqs * self.footprint.kv_read_bytes(self.context_len)
+        # Queries and results; keys and values of this step come in and are stored.
+        own = self.num_tokens * (2 * self._q_size + 4 * self._kv_size)
+        return kv // self._config.num_layers + own * self._element
+
+    @property
+    def _config(self) -> ModelConfig:
+        return self.footprint.config
 
     @property
     def _element(self) -> int:
-        return DTYPE_BYTES[self.config.dtype]
+        return DTYPE_BYTES[self._config.dtype]
+
+    @property
+    def _inner(self) -> int:
+        return self._config.intermediate_size // self.footprint.tp_size
 
     @property
     def _q_size(self) -> int:
-        return self._heads.num_heads_local * self.config.head_dim
+        return self._heads.num_heads_local * self._config.head_dim
 
     @property
     def _kv_size(self) -> int:
-        return self._heads.num_kv_heads_local * self.config.head_dim
+        return self._heads.num_kv_heads_local * self._config.head_dim
 
     @property
     def _heads(self) -> HeadLayout:
-        return HeadLayout(self.config.num_heads, self.config.num_kv_heads, self.tp_size)
+        config = self._config
+        return HeadLayout(config.num_heads, config.num_kv_heads, self.footprint.tp_size)
 
     @property
     def _vocab(self) -> int:
-        return padded_vocab(self.config.vocab_size, self.tp_size) // self.tp_size
+        tp_size = self.footprint.tp_size
+        return padded_vocab(self._config.vocab_size, tp_size) // tp_size
