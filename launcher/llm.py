@@ -20,7 +20,7 @@ from lockstep.launcher.front_end import StartEngine, open_front_end, start_defau
 from lockstep.launcher.inputs import PromptInput
 from lockstep.launcher.outputs import RequestOutput
 from lockstep.launcher.prepare import PreparedRequest
-from lockstep.launcher.session import in_order
+from lockstep.launcher.session import run_all
 from lockstep.worker.schedule.stats import SchedulerStats
 
 Prompt = str | Sequence[int]
@@ -96,12 +96,7 @@ class LLM:
     def _run(self, inputs: list[PromptInput], sampling: Sampling) -> list[RequestOutput]:
         prepared = self._prepare(inputs, sampling)
         prefix = f"call{next(self._calls)}-"
-        session = self._front.session(prefix=prefix)
-        try:
-            events = session.run(prepared)
-            return list(in_order(e.output for e in events if e.output is not None))
-        finally:
-            session.abort_all()
+        return run_all(self._front.session(prefix=prefix), prepared)
 
     def _prepare(self, inputs: list[PromptInput], sampling: Sampling) -> list[PreparedRequest]:
         if sampling is None or isinstance(sampling, SamplingParams):

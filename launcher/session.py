@@ -95,6 +95,19 @@ class Session:
         )
 
 
+def run_all(session: Session, submissions: Iterable[Submission]) -> list[RequestOutput]:
+    """Outputs in order, once all are done; nothing is in flight when this ends.
+
+    Raises:
+        EngineDead: a rank or the scheduler is lost.
+    """
+    try:
+        events = session.run(submissions)
+        return list(in_order(event.output for event in events if event.output is not None))
+    finally:
+        session.abort_all()
+
+
 def _refused(index: int, bad: BadInput) -> RequestOutput:
     return RequestOutput(index=index, prompt=bad.prompt, finish_reason="error", error=bad.error)
 

@@ -1,4 +1,4 @@
-"""The command line of ``lockstep bench``."""
+"""The command lines of ``lockstep bench`` and of ``lockstep bench serve``."""
 
 import os
 import sys
@@ -23,17 +23,22 @@ KEY_VARIABLE = "OPENAI_API_KEY"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns 1 if a request failed.
+    """Returns 1 if a request failed, or an answer is wrong.
 
     Raises:
         ConfigError: one line that names flag, value and limit.
-        LaunchError: there is no server to measure.
+        LaunchError: there is no server to measure, or no engine.
     """
-    parser = Parser(prog="lockstep bench", description="Measure a server.")
-    parser.add_argument("what", choices=["serve"], help="see 'lockstep bench serve --help'")
-    parser.parse_args(argv[:1])
+    parser = Parser(prog="lockstep bench", description="Measure a server, or a decode step.")
+    parser.add_argument("what", choices=list(_BENCHES), help="see 'lockstep bench WHAT --help'")
+    what: str = parser.parse_args(argv[:1]).what
+    return _BENCHES[what](argv[1:])
+
+
+def bench_serve(argv: Sequence[str]) -> int:
+    """See ``main``."""
     try:
-        options = read_options(argv[1:])
+        options = read_options(argv)
         _check_files(options)
         runs = _runs(options)
         if options.plot is not None:
@@ -86,6 +91,16 @@ def _measure(options: BenchOptions) -> list[Run]:
 def _with_key(options: BenchOptions) -> BenchOptions:
     key = options.api_key or os.environ.get(KEY_VARIABLE)
     return structs.replace(options, api_key=key)
+
+
+def bench_decode(argv: Sequence[str]) -> int:
+    """See ``bench_decode.command.main``, which loads torch."""
+    from lockstep.launcher.bench_decode.command import main
+
+    return main(argv)
+
+
+_BENCHES = {"serve": bench_serve, "decode": bench_decode}
 
 
 def _report_failures(runs: Sequence[Run]) -> int:

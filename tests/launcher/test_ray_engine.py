@@ -103,17 +103,24 @@ def await_free(ray, resource, amount):
 
 
 def test_real_ranks_give_the_tokens_of_one_rank_alone(tmp_path):
-    folder = tmp_path / "ray"
+    folder, noted = tmp_path / "ray", []
     folder.mkdir()
 
     def start(resolved, progress):
         engine = start_ray_engine(resolved, progress)
         scheduler = engine._supervisor._members[-1].process.pid
         assert "libtorch" not in Path(f"/proc/{scheduler}/maps").read_text()
+        shutdown = engine.shutdown
+        engine.shutdown = lambda: (noted.extend(engine.device_times()), shutdown())
         return engine
 
-    run_here(generate_arguments(folder, max_tokens=8, tp=2), start)
+    arguments = generate_arguments(folder, max_tokens=8, tp=2)
+    run_here([*arguments, "--step-timestamps", "64"], start)
     assert answers(folder) == tokens_of_one_rank_alone(tmp_path)
+    # The rank that publishes has noted its last step; the other may still be at it.
+    first, second = noted
+    assert len(first.begin_ns) == first.num_steps >= 8
+    assert second.num_steps in (first.num_steps - 1, first.num_steps)
 
 
 def test_a_killed_driver_leaves_a_cluster_that_it_has_joined_as_it_was(tmp_path, shared_ray):

@@ -14,6 +14,7 @@ import pytest
 import torch
 from one_request import OneRequest, new_model, worker_config
 
+from lockstep.worker.accuracy import compare, sure_positions
 from lockstep.worker.weights.load import load_weights, open_source
 from lockstep.worker.weights.model_config import model_config_from
 
@@ -26,7 +27,7 @@ def our_logits(path, ids, device):
     config = worker_config(model_config_from(path), path, load_format="dummy")
     model = new_model(config.model, device=device, dtype=torch.bfloat16)
     load_weights(model, config)
-    source = open_source(config, list(model.weight_shards()))
+    source = open_source(config, list(model.weight_shards()), device)
     request = OneRequest(model)
     parts = [request.forward(ids[:NUM_FIRST])]
     parts += [request.forward([token_id]) for token_id in ids[NUM_FIRST:]]
@@ -59,16 +60,13 @@ def check(path, device):
     reference = their_logits(path, source, ids, device, torch.float32)
     collect(device)
     theirs = their_logits(path, source, ids, device, torch.bfloat16)
-    our_error, their_error = ours - reference, theirs - reference
-    best, second = reference.topk(2, dim=1).values.unbind(1)
-    sure = best - second > 2 * their_error.abs().amax(1)
-    rms = [error.square().mean().sqrt().item() for error in (our_error, their_error)]
-    most = [error.abs().max().item() for error in (our_error, their_error)]
-    print(f"{path.name}: rms {rms}, max {most}, sure {sure.sum().item()} of {NUM_TOKENS}")  # noqa: T201
-    assert rms[0] <= 1.5 * rms[1]
-    assert most[0] <= 1.5 * most[1]
-    assert sure.any()
-    assert (ours.argmax(1) == reference.argmax(1))[sure].all()
+    right = ours.argmax(1) == reference.argmax(1)
+    sure = sure_positions(reference, theirs)
+    found = compare(ours - reference, theirs - reference, sure, right)
+    print(f"{path.name}: {found}")  # noqa: T201
+    assert found.passed
+    assert found.most <= 1.5 * found.plain_most
+    assert found.num_sure
 
 
 @pytest.mark.gpu

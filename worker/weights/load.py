@@ -41,7 +41,7 @@ def load_weights(
     """
     started = time.perf_counter()
     weights = list(model.weight_shards())
-    source = open_source(config, weights)
+    source = open_source(config, weights, weights[0].target.device)
     check(source, weights, config.model_path)
     num_bytes = 0
     for done, weight in enumerate(weights):
@@ -54,11 +54,17 @@ def load_weights(
     return LoadReport(len(weights), num_bytes, time.perf_counter() - started)
 
 
-def open_source(config: WorkerConfig, weights: Sequence[WeightShard]) -> TensorSource:
-    """The source that ``load_format`` names; "auto" goes by what the path is."""
+def open_source(
+    config: WorkerConfig, weights: Sequence[WeightShard], device: torch.device
+) -> TensorSource:
+    """The source that ``load_format`` names; "auto" goes by what the path is.
+
+    Args:
+        device: where dummy weights are drawn.
+    """
     path = Path(config.model_path)
     if config.load_format == "dummy":
-        return _dummy(config, weights)
+        return _dummy(config, weights, device)
     if is_gguf(path, config.load_format):
         from lockstep.worker.weights.gguf import GGUFSource
 
@@ -68,14 +74,15 @@ def open_source(config: WorkerConfig, weights: Sequence[WeightShard]) -> TensorS
     return SafetensorsSource(path)
 
 
-def _dummy(config: WorkerConfig, weights: Sequence[WeightShard]) -> DummySource:
-    target = weights[0].target
+def _dummy(
+    config: WorkerConfig, weights: Sequence[WeightShard], device: torch.device
+) -> DummySource:
     return DummySource(
         {weight.name: weight.shape for weight in weights},
         std=config.model.initializer_range,
         seed=config.seed,
-        device=target.device,
-        dtype=target.dtype,
+        device=device,
+        dtype=weights[0].target.dtype,
     )
 
 

@@ -1,0 +1,1 @@
+"""``lockstep bench decode``: what a decode step takes, through the whole product."""
