@@ -18,7 +18,7 @@ def print_report(console: Console, report: ProfileReport, rows: int) -> None:
     split = f"rank 0 of {size}, " if size > 1 else ""
     console.print(
         f"{report.model}, {report.dtype}, {split}on {machine.name}: memory is read at "
-        f"{machine.ceiling_bytes_per_s / 1e12:.3f} TB/s at best, a launch takes the host "
+        f"{machine.ceiling_bytes_per_s / 1e9:.1f} GB/s at best, a launch takes the host "
         f"{machine.launch_us:.2f} us",
         soft_wrap=True,
     )

@@ -5,13 +5,17 @@ import torch
 import torch.nn.functional as F
 from inline import SPEC, alone_topology, worker_config
 from rig import MAX_LANES, MAX_MODEL_LEN
+from torch._C._autograd import DeviceType
+from torch.autograd.profiler_util import FunctionEvent
 
 from lockstep.comm.messages import ReplicaPlan
 from lockstep.worker.bare_steps import BareSteps, blocks_per_lane
 from lockstep.worker.graphs.mode import RunMode
 from lockstep.worker.loop import Worker
+from lockstep.worker.profiling import record as recording
 from lockstep.worker.profiling.decode import DecodeProfiler, Effort
 from lockstep.worker.profiling.launches import time_launch
+from lockstep.worker.profiling.operation import Operation
 from lockstep.worker.profiling.record import ProfilerError, record
 
 CPU = torch.device("cpu")
@@ -68,6 +72,48 @@ def test_operations_are_those_that_do_work() -> None:
 
     names = [each.name for each in record(CPU, work)]
     assert names == ["aten::mm", "aten::copy_", "aten::cat"]
+
+
+class MadeUpProfile:
+    """What the profiler of a GPU gives: what the host did, kernels, and a range that was named."""
+
+    def __init__(self, *, use_device: str | None, use_cpu: bool, use_kineto: bool) -> None:
+        assert (use_device, use_cpu, use_kineto) == ("cuda", False, True)
+
+    def __enter__(self) -> "MadeUpProfile":
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.function_events = [
+            made_up_event("cudaGraphLaunch", 50, 60, DeviceType.CPU),
+            made_up_event("second", 72, 75, DeviceType.CUDA),
+            made_up_event("first", 70, 72.5, DeviceType.CUDA),
+            made_up_event("a range", 70, 75, DeviceType.CUDA, is_user_annotation=True),
+        ]
+
+
+def made_up_event(
+    name: str, start: float, end: float, device: DeviceType, *, is_user_annotation: bool = False
+) -> FunctionEvent:
+    return FunctionEvent(
+        id=9,
+        name=name,
+        thread=1,
+        start_us=start,
+        end_us=end,
+        device_type=device,
+        is_user_annotation=is_user_annotation,
+    )
+
+
+def test_on_a_gpu_operations_are_what_ran_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = list[object]()
+    monkeypatch.setattr(recording, "profile", MadeUpProfile)
+    monkeypatch.setattr(torch.cuda, "synchronize", called.append)
+    gpu = torch.device("cuda:0")
+    found = record(gpu, lambda: called.append("work"))
+    assert called == ["work", gpu]
+    assert found == [Operation("first", 0.0, 2.5, 9), Operation("second", 2.0, 3.0, 9)]
 
 
 def test_a_profiler_that_sees_nothing_is_an_error() -> None:
