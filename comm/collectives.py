@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions, BarrierOptions, BroadcastOptions
 
+from lockstep.comm.all_reduce.base import AddNorm
 from lockstep.comm.all_reduce.choose import AllReduceTable
 from lockstep.comm.all_reduce.gloo_nccl import library_all_reduce
 from lockstep.comm.all_reduce.table import Choice
@@ -48,7 +49,7 @@ class Communicator:
         self.size = group.size if group else 1
         self.ranks = group.ranks if group else (0,)
         if group is not None:
-            self._table = all_reduce or _library_table(group)
+            self.table = all_reduce or _library_table(group)
             self._gather_options = AllgatherOptions()
             self._gather_options.asyncOp = False
 
@@ -64,18 +65,19 @@ class Communicator:
         if self.size == 1:
             return self
         twin = copy(self)
-        vars(twin)["all_reduce"] = torch.compiler.disable(self.all_reduce)  # type: ignore[no-untyped-call]
+        for name in ("all_reduce", "all_reduce_add_norm"):
+            vars(twin)[name] = torch.compiler.disable(getattr(self, name))  # type: ignore[no-untyped-call]
         return twin
 
     @property
     def all_reduce_choice(self) -> str:
         """The table of all-reduces by size, as text; it belongs into the manifest."""
-        return "none" if self.group is None else self._table.text
+        return "none" if self.group is None else self.table.text
 
     @property
     def buffer_bytes(self) -> int:
         """Device memory of the fixed buffers that all-reduces work in."""
-        return 0 if self.group is None else self._table.buffer_bytes
+        return 0 if self.group is None else self.table.buffer_bytes
 
     def connect(self) -> None:
         """Use every way to communicate once, so that libraries make their connections now."""
@@ -85,7 +87,7 @@ class Communicator:
         group.check()
         x = torch.zeros(_CONNECT_ELEMENTS, device=group.device)
         try:
-            for algorithm in self._table.algorithms:
+            for algorithm in self.table.algorithms.values():
                 algorithm(x)
         except RuntimeError as error:
             raise group.failed("connect", error) from error
@@ -98,13 +100,33 @@ class Communicator:
             return x
         group.check()
         x = x.contiguous()
-        algorithm = self._table.select(x)
+        algorithm = self.table.select(x)
         if self.ledger.active:
             self._note("all_reduce", algorithm.name, x, algorithm.buffer)
         try:
             return algorithm(x)
         except RuntimeError as error:
             raise group.failed("all_reduce", error) from error
+
+    def all_reduce_add_norm(
+        self, x: Tensor, residual: Tensor, norm: AddNorm
+    ) -> tuple[Tensor, Tensor]:
+        """``norm.add`` of the sum of ``x`` over the ranks and ``residual``, each [rows, size].
+
+        One operation where the table has one for this size, else ``all_reduce`` and the norm.
+        ``x`` may be overwritten.
+        """
+        group = self.group
+        fused = None if group is None else self.table.select_fused(x)
+        if group is None or fused is None:
+            return norm.add(self.all_reduce(x), residual)
+        group.check()
+        if self.ledger.active:
+            self._note("all_reduce_add_norm", fused.name, x, fused.buffer)
+        try:
+            return fused(x, residual, norm)
+        except RuntimeError as error:
+            raise group.failed("all_reduce_add_norm", error) from error
 
     def all_gather(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """[...] on each rank -> [size, ...] in rank order; ``out`` must be contiguous."""

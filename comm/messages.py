@@ -236,12 +236,21 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     estimate_error: int | None = None
 
 
+# Producer: a rank that measured its all-reduces. Consumer: all ranks, to choose; launcher, to tell.
+class SumTimes(msgspec.Struct, frozen=True, array_like=True):
+    """Microseconds of a sum over ranks and the norm behind it, by algorithm, at one size."""
+
+    num_bytes: int
+    microseconds: dict[str, float]
+
+
 # Producer: a rank, once it can serve. Consumer: launcher.
 class WorkerReady(msgspec.Struct, frozen=True, tag="ready"):
     """``num_blocks`` includes block 0 and is already the least of the lockstep group.
 
     ``graph_costs`` are in the order of capture; ``num_late_graphs`` more sizes are captured while
-    serving.
+    serving. ``all_reduce`` is the table by which the ranks of a replica sum, ``sum_times`` what it
+    was chosen by.
     """
 
     global_rank: int
@@ -255,6 +264,8 @@ class WorkerReady(msgspec.Struct, frozen=True, tag="ready"):
     memory: MemoryReport
     graph_costs: list[GraphCost] = []
     num_late_graphs: int = 0
+    all_reduce: str = ""
+    sum_times: list[SumTimes] = []
 
 
 # Producer: a rank that was told to note them. Consumer: launcher.

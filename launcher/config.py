@@ -112,7 +112,7 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Literal["auto", "reference", "triton", "flashinfer"], _help("auto: triton on CUDA")
     ] = "auto"
     all_reduce: Annotated[
-        str, _help("algorithm, or a table of them by size: one_shot:65536,nccl")
+        str, _help("auto: by measurement; or a table by bytes: fused:65536,one_shot:65536,nccl")
     ] = "auto"
     step_timestamps: Annotated[
         int, Meta(ge=0), _help("last steps whose times on the device are kept, by two more kernels")

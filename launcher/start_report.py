@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from lockstep.comm.messages import GraphCost, WorkerReady
+from lockstep.comm.messages import GraphCost, SumTimes, WorkerReady
 from lockstep.launcher.engine import EngineSummary
 from lockstep.worker.schedule.stats import SchedulerStats
 
@@ -16,7 +16,7 @@ _TEXTS = {
 
 
 def start_report(summary: EngineSummary) -> list[str]:
-    """Lines for a person: the slowest rank's capture, then a line of memory for each rank."""
+    """Lines for a person: the slowest rank's capture, all-reduces, then each rank's memory."""
     lines = list[str]()
     slowest = max(summary.ready, key=lambda ready: ready.stage_seconds.get(_CAPTURE, 0.0))
     if slowest.graph_costs:
@@ -25,6 +25,8 @@ def start_report(summary: EngineSummary) -> list[str]:
         lines.append(
             f"{slowest.num_late_graphs} more sizes are captured while serving{_kept_free(slowest)}"
         )
+    if slowest.sum_times:
+        lines.append(_sums(slowest))
     for ready in summary.ready:
         lines += _memory(ready)
     return lines
@@ -55,6 +57,15 @@ def _kept_free(ready: WorkerReady) -> str:
     if not ready.memory.total:
         return ""
     return f" ({ready.memory.graph_reserve / _MIB:.1f} MiB left free for all of them)"
+
+
+def _sums(ready: WorkerReady) -> str:
+    rows = ", ".join(f"{row.num_bytes / 1024:g}: {_times(row)}" for row in ready.sum_times)
+    return f"all-reduce {ready.all_reduce}; with a norm behind it, us by KiB: {rows}"
+
+
+def _times(row: SumTimes) -> str:
+    return " ".join(f"{name} {took:.1f}" for name, took in row.microseconds.items())
 
 
 def _finished(ready: WorkerReady) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
+from lockstep.comm.all_reduce.base import AddNorm
 from lockstep.parallel.placement import Placement
 from lockstep.parallel.shard import HeadLayout, Shard, even_shard
 from lockstep.parallel.weight_shard import WeightShard, replicated
@@ -108,6 +109,12 @@ class RowParallelLinear(nn.Module):
         # The bias follows the sum: added before, it would count once per rank.
         y = self.tp.all_reduce(self.linear(x, self.weight))
         return y if self.bias is None else y + self.bias
+
+    def add_norm(self, x: Tensor, residual: Tensor, norm: AddNorm) -> tuple[Tensor, Tensor]:
+        """``norm.add`` of ``forward`` and ``residual``, each [num_tokens, out_features]."""
+        if self.bias is not None:
+            return norm.add(self(x), residual)
+        return self.tp.all_reduce_add_norm(self.linear(x, self.weight), residual, norm)
 
     def weight_shards(self, name: str) -> Iterator[WeightShard]:
         shape = (self.weight.shape[0], self.shard.full_size)

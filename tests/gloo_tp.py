@@ -1,5 +1,7 @@
 """The least of a communicator, over the default process group of ``run_ranks``."""
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from ranks import Rank
@@ -14,6 +16,9 @@ class GlooTP:
     def all_reduce(self, x: Tensor) -> Tensor:
         dist.all_reduce(x)
         return x
+
+    def all_reduce_add_norm(self, x: Tensor, residual: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
+        return norm.add(self.all_reduce(x), residual)
 
     def columns(self, x: Tensor) -> Tensor:
         """[n, local] on each rank -> [n, all], in rank order."""

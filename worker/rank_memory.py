@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from functools import partial
 
 import torch
@@ -44,6 +45,10 @@ class RankMemory:
         self._graph_reserve = 0
         self._estimated: int | None = None
 
+    def communicating(self) -> AbstractContextManager[None]:
+        """What the device loses meanwhile is held by communication."""
+        return self._account.communicating()
+
     def open(self, model: DecoderModel, manifest: Manifest, stages: Stages) -> KVMemory:
         """A cache to warm up and capture with: its memory follows if it can be mapped later.
 
@@ -51,8 +56,6 @@ class RankMemory:
             ValueError: the budget does not hold a KV cache; the message has every term.
         """
         self._weight_bytes = storage_bytes([*model.parameters(), *model.buffers()])
-        with self._account.communicating():
-            self._topology.connect()
         num_blocks = self._fixed
         if num_blocks is None:
             reason = self._why_not_mapped()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lockstep.comm.messages import WorkerReady
+from lockstep.comm.messages import SumTimes, WorkerReady
 from lockstep.parallel.topology import Topology
 from lockstep.worker.assembly import build_attention, build_model
 from lockstep.worker.attention.base import AttentionBackend
@@ -20,6 +20,7 @@ from lockstep.worker.late_graphs import LateGraphs
 from lockstep.worker.models.decoder import DecoderModel
 from lockstep.worker.rank_memory import RankMemory
 from lockstep.worker.stages import Progress, Stages
+from lockstep.worker.sums.choose import choose_sums
 from lockstep.worker.threads import set_thread_counts
 from lockstep.worker.weights.load import load_weights
 from lockstep.worker.workbench import Workbench
@@ -36,7 +37,7 @@ class Started:
 
 
 class StartUp:
-    """The stages of a start: load, kernels, capture, mapping."""
+    """The stages of a start: communication, load, kernels, capture, mapping."""
 
     def __init__(
         self, config: WorkerConfig, topology: Topology, progress: Progress | None = None
@@ -52,9 +53,12 @@ class StartUp:
     def run(self) -> Started:
         """Raises ValueError if the configuration cannot be served, CommError if ranks differ."""
         set_thread_counts(self._device, self._spec.ranks_on_host)
+        stages = self._stages
+        with stages.stage("communication"), self._memory.communicating():
+            self._topology.connect()
+            sum_times = choose_sums(self._config, self._topology)
         choices, capture = self._topology.choices(), self._config.graph.capture
         manifest = build_manifest(self._dispatcher, choices, capture)
-        stages = self._stages
         with stages.stage("load"):
             model = self._load()
         with stages.stage("kernels"):
@@ -68,7 +72,7 @@ class StartUp:
         with stages.stage("mapping"):
             late = [entry.descriptor for entry in manifest.late]
             self._memory.fill(memory, bench.graph_runner.costs(), late)
-        ready = self._ready(bench, memory, manifest.num_late)
+        ready = self._ready(bench, memory, manifest.num_late, sum_times)
         reserve = ready.memory.graph_reserve
         graphs = LateGraphs(bench, self._spec, self._dispatcher, manifest, reserve)
         return Started(bench, memory, graphs, ready)
@@ -80,7 +84,9 @@ class StartUp:
         load_weights(model, self._config, self._stages.tell)
         return model
 
-    def _ready(self, bench: Workbench, memory: KVMemory, num_late: int) -> WorkerReady:
+    def _ready(
+        self, bench: Workbench, memory: KVMemory, num_late: int, sum_times: list[SumTimes]
+    ) -> WorkerReady:
         costs = bench.graph_runner.costs()
         return WorkerReady(
             global_rank=self._spec.global_rank,
@@ -94,6 +100,8 @@ class StartUp:
             memory=self._memory.report(memory, costs),
             graph_costs=costs,
             num_late_graphs=num_late,
+            all_reduce=self._topology.tp.all_reduce_choice,
+            sum_times=sum_times,
         )
 
 

@@ -2,7 +2,6 @@
 
 import logging
 import os
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -17,7 +16,13 @@ from lockstep.comm.all_reduce.symmetric import (
     TwoShotAllReduce,
     find_bad_peer,
 )
-from lockstep.comm.all_reduce.table import Choice, check_table, parse_table
+from lockstep.comm.all_reduce.table import (
+    FUSED,
+    Choice,
+    check_table,
+    parse_table,
+    without_fused,
+)
 from lockstep.comm.errors import CommError
 from lockstep.comm.groups import Group
 
@@ -26,7 +31,7 @@ _log = logging.getLogger(__name__)
 # The crossing points measured on two H200s with NVLink; above 4 MiB nothing was measured.
 AUTO_TABLE = "one_shot:65536,two_shot:4194304,nccl"
 SYMMETRIC_BYTES = 4 << 20
-_SYMMETRIC = ("one_shot", "two_shot")
+_SYMMETRIC = ("one_shot", "two_shot", FUSED)
 _WITHOUT_PEERS = "NCCL_P2P_DISABLE"
 
 
@@ -41,8 +46,9 @@ class Host(Protocol):
 def create_all_reduce(group: Group, choice: str, host: Host) -> AllReduceTable:
     """Make the all-reduces of a group. Called by all its ranks, before any capture.
 
-    ``choice`` is "auto", the name of an algorithm, or a table (see ``choose``). With "auto",
-    symmetric memory is used where every rank has read every peer through it.
+    ``choice`` is "auto", the name of an algorithm, or a table (see ``table``). With "auto",
+    symmetric memory is used where every rank has read every peer through it. A fused all-reduce
+    needs kernels, so it joins the table later (``AllReduceTable.rechosen``).
 
     Raises:
         ValueError: an unknown algorithm.
@@ -62,21 +68,21 @@ def create_all_reduce(group: Group, choice: str, host: Host) -> AllReduceTable:
             return AllReduceTable([Choice(library.name, None)], algorithms)
         algorithms |= {"one_shot": OneShotAllReduce(buffer), "two_shot": TwoShotAllReduce(buffer)}
         buffer_bytes = buffer.data.nbytes
-    return AllReduceTable(choices, algorithms, buffer_bytes)
+    return AllReduceTable(without_fused(choices), algorithms, buffer_bytes)
 
 
-def _choices(group: Group, choice: str, library: str) -> Sequence[Choice]:
+def _choices(group: Group, choice: str, library: str) -> tuple[Choice, ...]:
     auto = AUTO_TABLE if group.device.type == "cuda" else library
     check_table(choice, group.device.type)
     choices = parse_table(auto if choice == "auto" else choice)
     if choices[-1].algorithm == library:
         return choices
-    return [*choices[:-1], Choice(choices[-1].algorithm, SYMMETRIC_BYTES), Choice(library, None)]
+    return (*choices[:-1], Choice(choices[-1].algorithm, SYMMETRIC_BYTES), Choice(library, None))
 
 
 def _symmetric_buffer(group: Group, max_bytes: int, host: Host) -> SymmetricBuffer | str:
     """The buffer, or why there is none. All ranks get the same answer."""
-    reason = _agreed(host, _obstacle(group, host))
+    reason = agreed(host, _obstacle(group, host))
     if reason is not None:
         return reason
     buffer: SymmetricBuffer | None = None
@@ -84,7 +90,7 @@ def _symmetric_buffer(group: Group, max_bytes: int, host: Host) -> SymmetricBuff
         buffer = SymmetricBuffer.create(group, max_bytes)
     except RuntimeError as error:
         reason = f"no rendezvous: {error}"
-    reason = _agreed(host, reason)
+    reason = agreed(host, reason)
     if buffer is None or reason is not None:
         return reason or "no rendezvous"
     return _distrusted(group, find_bad_peer(buffer, group.rank, host.barrier), host) or buffer
@@ -101,7 +107,7 @@ def _distrusted(group: Group, fault: PeerFault | None, host: Host) -> str | None
         pair = f"rank {group.ranks[group.rank]} reads from rank {group.ranks[fault.peer]}"
         stuck = None if fault.ended else f"what {pair} does not arrive"
         wrong = f"what {pair} is wrong"
-    stuck, wrong = _agreed(host, stuck), _agreed(host, wrong)
+    stuck, wrong = agreed(host, stuck), agreed(host, wrong)
     if stuck is not None:
         raise CommError(f"peer access: {stuck}; {_WITHOUT_PEERS}=1 and all_reduce nccl do without")
     if wrong is not None:
@@ -125,5 +131,6 @@ def _obstacle(group: Group, host: Host) -> str | None:
     return None
 
 
-def _agreed(host: Host, reason: str | None) -> str | None:
+def agreed(host: Host, reason: str | None) -> str | None:
+    """The first reason that any rank has; all ranks get the same answer."""
     return next((found for found in host.all_gather_object(reason) if found is not None), None)

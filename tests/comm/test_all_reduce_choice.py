@@ -23,8 +23,12 @@ def test_table_reads_and_writes_as_text() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "one_shot:8", "a:9,b:8,c", "a:8,b:8,c", "a,b", "a:x,b", "a b", "a:,b", "a:-1,b"]
-)
+    "text",
+    [
+        "", "one_shot:8", "a:9,b:8,c", "a:8,b:8,c", "a,b", "a:x,b", "a b", "a:,b", "a:-1,b",
+        "fused", "fused:8", "a:8,fused:9,b", "fused:8,fused:9,b",
+    ],
+)  # fmt: skip
 def test_bad_table_is_refused_with_its_text(text: str) -> None:
     with pytest.raises(ValueError, match="all_reduce must be") as caught:
         parse_table(text)
@@ -42,6 +46,20 @@ def test_least_limit_that_holds_the_tensor_serves_it(num_floats: int, expected: 
     table = AllReduceTable(parse_table("a:8,b:16,c"), _algorithms("a", "b", "c"))
     assert table.select(torch.zeros(num_floats)).name == expected
     assert table.select(torch.zeros(num_floats, dtype=torch.float16)).name == "c"
+
+
+@pytest.mark.parametrize("limit, rows", [(0, 0), (16, 2), (100, 5)])
+def test_fused_serves_sums_with_a_norm_behind_them_up_to_its_own_limit(limit, rows) -> None:
+    fused = SimpleNamespace(name="fused", num_bytes=1000, supports=lambda x: len(x) < 6)
+    sums = AllReduceTable(parse_table("a:8,b"), _algorithms("a", "b"), 24)
+    table = sums.rechosen([Choice("fused", limit), *sums.choices], fused)
+    assert table.text == f"fused:{limit},a:8,b" and table.buffer_bytes == 1024
+    taken = [table.select_fused(torch.zeros(n, 2)) is fused for n in range(1, 9)]
+    assert taken == [n <= rows for n in range(1, 9)]
+    assert (
+        table.select(torch.zeros(1, 2)).name == "a" and table.select(torch.zeros(2, 2)).name == "b"
+    )
+    assert sums.select_fused(torch.zeros(1, 2)) is None
 
 
 class _Group:
@@ -105,6 +123,8 @@ def test_symmetric_memory_serves_where_every_peer_was_read(machine) -> None:
     assert create_all_reduce(_Group(), "auto", _Host()).text == AUTO_TABLE
     table = create_all_reduce(_Group(), "two_shot", _Host())
     assert table.text == "two_shot:4194304,nccl" and table.buffer_bytes == 24
+    for_kernels = create_all_reduce(_Group(), "fused:64,nccl", _Host())
+    assert for_kernels.text == "nccl" and "one_shot" in for_kernels.algorithms
 
 
 @pytest.mark.parametrize("reason", _OBSTACLES)
@@ -180,7 +200,7 @@ def test_unknown_names_are_refused_with_what_there_is() -> None:
     cpu.device = torch.device("cpu")
     with pytest.raises(ValueError, match="of gloo on cpu, got 'nccl'"):
         create_all_reduce(cpu, "nccl", _Host())
-    with pytest.raises(ValueError, match="of nccl, one_shot, two_shot on cuda, got 'ring'"):
+    with pytest.raises(ValueError, match="of nccl, one_shot, two_shot, fused on cuda, got 'ring'"):
         create_all_reduce(_Group(), "ring", _Host())
     assert create_all_reduce(cpu, "auto", _Host()).text == "gloo"
 

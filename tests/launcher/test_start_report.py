@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from launched import answers, generate_arguments, run_here
 
-from lockstep.comm.messages import GraphCost, MemoryReport, WorkerReady
+from lockstep.comm.messages import GraphCost, MemoryReport, SumTimes, WorkerReady
 from lockstep.launcher.engine import EngineSummary
 from lockstep.launcher.local import start_inline_engine
 from lockstep.launcher.start_report import late_report, start_report
@@ -45,6 +45,15 @@ def test_capture_by_size_and_memory_by_rank() -> None:
             for rank in (0, 1)
         ),
     ]
+
+
+def test_what_all_reduces_took_stands_beside_the_choice() -> None:
+    times = [SumTimes(512, {"nccl": 20.04, "fused": 4.0}), SumTimes(8192, {"nccl": 21.0})]
+    ready = changed(READY, all_reduce="fused:512,nccl", sum_times=times)
+    assert lines(ready)[2] == (
+        "all-reduce fused:512,nccl; with a norm behind it, us by KiB: 0.5: nccl 20.0 fused 4.0, "
+        "8: nccl 21.0"
+    )
 
 
 def test_an_estimate_tells_by_how_much_it_was_wrong() -> None:

@@ -55,6 +55,7 @@ def gpu_config(
     capture_sizes: tuple[int, ...] | None = None,
     capture: str = "eager",
     compile: bool = False,
+    all_reduce: str = "auto",
 ) -> WorkerConfig:
     return WorkerConfig(
         model=msgspec.structs.replace(GPU_TINY, dtype=dtype),
@@ -74,6 +75,7 @@ def gpu_config(
         model_path="",
         load_format="dummy",
         dtype=dtype,
+        all_reduce=all_reduce,
         compile=compile,
     )
 

@@ -25,7 +25,8 @@ def serve_on_ranks(
 ) -> tuple[dict[str, list[int]], list[StepPlan]]:
     """(tokens by request, plans) of one lockstep group that is the whole world."""
     config = msgspec.msgpack.decode(config_bytes, type=WorkerConfig)
-    topology = join(rank, device=device, **msgspec.structs.asdict(config.parallel))
+    sizes = msgspec.structs.asdict(config.parallel)
+    topology = join(rank, device=device, all_reduce=config.all_reduce, **sizes)
     worker = Worker(config, topology.spec, topology)
     ready = worker.start()
     scheduler = make_scheduler(config, ready.num_blocks)

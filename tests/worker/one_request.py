@@ -35,6 +35,9 @@ class OneRank:
     def all_reduce(self, x: Tensor) -> Tensor:
         return x
 
+    def all_reduce_add_norm(self, x: Tensor, residual: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
+        return norm.add(x, residual)
+
 
 def worker_config(
     model: ModelConfig, path: Path | str = "", *, tp_size: int = 1, load_format: str = "auto"

@@ -83,13 +83,17 @@ class DecoderMLP(nn.Module):
         self.gate_up_proj = MergedColumnParallelLinear(hidden, inner, place, bias=bias)
         self.down_proj = RowParallelLinear.even(inner, hidden, place, bias=bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        down: Tensor = self.down_proj(self.gate_up_proj.gated(x))
-        return down
+    def add_norm(self, x: Tensor, residual: Tensor, norm: RMSNorm) -> tuple[Tensor, Tensor]:
+        """(normed, new residual) of the MLP's output and ``residual``."""
+        return self.down_proj.add_norm(self.gate_up_proj.gated(x), residual, norm)
 
 
 class DecoderLayer(nn.Module):
-    """Attention and MLP. The residual stream travels beside the normed input of each."""
+    """Attention and MLP. The residual stream travels beside the normed input of each.
+
+    What each of them gives is summed over the ranks, added to the stream and normed for what comes
+    next, which may be one kernel. So a layer norms its own input only where there was none before.
+    """
 
     def __init__(
         self,
@@ -106,21 +110,17 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(hidden, eps, place)
         self.mlp = DecoderMLP(config, place)
 
-    def before_attention(
-        self, x: Tensor, residual: Tensor | None, positions: Tensor
+    def first_heads(self, x: Tensor, positions: Tensor) -> Tensor:
+        """The heads of the model's first attention, from the embedded tokens."""
+        return self.self_attn.project(self.input_layernorm(x), positions)
+
+    def after_attention(
+        self, attended: Tensor, residual: Tensor, next_norm: RMSNorm
     ) -> tuple[Tensor, Tensor]:
-        """(heads, residual) from what the layer before returned; its residual is None at first."""
-        normed, residual = self.input_layernorm.add(x, residual)
-        return self.self_attn.project(normed, positions), residual
-
-    def after_attention(self, attended: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """(x, residual) for the next layer, whose first norm adds the two.
-
-        Leaving the sum to the norm that follows makes the two one kernel.
-        """
-        x = self.self_attn.o_proj(attended.flatten(1))
-        normed, residual = self.post_attention_layernorm.add(x, residual)
-        return self.mlp(normed), residual
+        """(normed, residual): what ``next_norm`` gives to the next layer or to the logits."""
+        o_proj, norm = self.self_attn.o_proj, self.post_attention_layernorm
+        normed, residual = o_proj.add_norm(attended.flatten(1), residual, norm)
+        return self.mlp.add_norm(normed, residual, next_norm)
 
 
 class SegmentFunctions(NamedTuple):
@@ -134,7 +134,8 @@ class SegmentFunctions(NamedTuple):
 def _opening(
     embed_tokens: nn.Module, layer: DecoderLayer, token_ids: Tensor, positions: Tensor
 ) -> tuple[Tensor, Tensor]:
-    return layer.before_attention(embed_tokens(token_ids), None, positions)
+    x = embed_tokens(token_ids)
+    return layer.first_heads(x, positions), x
 
 
 def _between(
@@ -144,13 +145,12 @@ def _between(
     residual: Tensor,
     positions: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    x, residual = before.after_attention(attended, residual)
-    return after.before_attention(x, residual, positions)
+    normed, residual = before.after_attention(attended, residual, after.input_layernorm)
+    return after.self_attn.project(normed, positions), residual
 
 
 def _closing(layer: DecoderLayer, norm: RMSNorm, attended: Tensor, residual: Tensor) -> Tensor:
-    x, residual = layer.after_attention(attended, residual)
-    return norm.add(x, residual)[0]
+    return layer.after_attention(attended, residual, norm)[0]
 
 
 class DecoderBody(nn.Module):
