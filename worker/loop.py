@@ -100,6 +100,7 @@ class Worker:
         clock = self._started.bench.parts.state.clock if self._started else None
         if clock is None:
             raise RuntimeError("step_timestamps is 0, or the worker has not started")
+        self._use_device()
         return clock.read()
 
     def close(self) -> None:

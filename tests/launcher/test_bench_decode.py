@@ -7,9 +7,11 @@ import jsonschema
 import msgspec
 import pytest
 from byte_model import write_byte_model
+from fake_engine import FakeEngine
 from msgspec import structs
 
 from lockstep.launcher.bench_decode import command
+from lockstep.launcher.bench_decode.load import Load
 from lockstep.launcher.bench_decode.numbers import DecodeReport, DecodeRow
 from lockstep.launcher.bench_decode.options import parse
 from lockstep.launcher.bench_decode.text import gate_text, report_table
@@ -17,7 +19,8 @@ from lockstep.launcher.child_engine import start_child_engine
 from lockstep.launcher.cli import main
 from lockstep.launcher.config import LaunchConfig
 from lockstep.launcher.consoles import open_console
-from lockstep.launcher.errors import StartError
+from lockstep.launcher.errors import EngineDead, StartError
+from lockstep.launcher.front_end import open_front_end
 from lockstep.launcher.resolve import resolve
 
 SHORT, LONG, REPETITIONS, PROMPT = 4, 12, 2, 9
@@ -140,6 +143,15 @@ def test_what_is_not_asked_for_is_left_out(measured: Measured, capsys) -> None:
     open_console().print(report_table([structs.replace(run, rows=[bare])]))
     assert capsys.readouterr().out.splitlines()[-1].split()[-5:] == ["-"] * 5
     assert gate_text(run.rows[0].accuracy).startswith("ok 64/64 ")
+
+
+def test_an_answer_that_ends_early_is_no_measurement(model: str) -> None:
+    config = LaunchConfig(model=model, load_format="dummy", device="cpu")
+    front = open_front_end(config, FakeEngine().start, lambda *stage: None)
+    load = Load(front, PROMPT)
+    assert load.seconds(2, PROMPT, seed=1) > 0
+    with pytest.raises(EngineDead, match="request 0 of the load failed: it has 9 tokens"):
+        load.seconds(2, PROMPT + 1, seed=1)
 
 
 @pytest.mark.parametrize(

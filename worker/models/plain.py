@@ -5,6 +5,7 @@ No cache, no ranks, no kernels of ours. It shares no arithmetic with ``decoder``
 
 import torch
 from torch import Tensor
+from torch.nn.functional import silu
 
 from lockstep.worker.config import ModelConfig
 from lockstep.worker.layers import rotary_frequencies
@@ -79,7 +80,7 @@ class PlainDecoder:
     def _mlp(self, name: str, x: Tensor) -> Tensor:
         bias = self._config.mlp_bias
         gate, up = (self._linear(f"{name}.{part}_proj", x, bias) for part in ("gate", "up"))
-        return self._linear(f"{name}.down_proj", gate * gate.sigmoid() * up, bias)
+        return self._linear(f"{name}.down_proj", silu(gate) * up, bias)
 
     def _rotated(self, x: Tensor) -> Tensor:
         """x is [num_reqs, heads, length, head_dim]."""
