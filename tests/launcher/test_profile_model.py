@@ -1,5 +1,8 @@
 """What bounds a step, and its operations as a table: numbers made by hand."""
 
+import re
+from pathlib import Path
+
 import pytest
 from made_up_step import EACH_US, NAMES, made_up_step
 from msgspec import structs
@@ -11,7 +14,7 @@ from lockstep.worker.config import ModelConfig
 from lockstep.worker.models.footprint import Footprint
 from lockstep.worker.profiling.decode import StepRecord
 from lockstep.worker.profiling.operation import Operation, last_step, num_submissions, own_times
-from lockstep.worker.profiling.roles import LAYER_LINEARS, LM_HEAD, roles_of
+from lockstep.worker.profiling.roles import LAYER_LINEARS, LM_HEAD, ROLES, roles_of
 from lockstep.worker.profiling.traffic import Traffic
 
 MODEL = ModelConfig(
@@ -25,6 +28,7 @@ MODEL = ModelConfig(
     head_dim=16,
     max_position_embeddings=128,
 )
+KERNELS = Path(__file__).parents[2] / "worker" / "kernels"
 CEILING = 1e9  # bytes a second, so that a kilobyte takes a microsecond
 COSTS = StepCosts(
     device="GPU",
@@ -99,6 +103,13 @@ def test_products_are_told_apart_by_their_order() -> None:
     layer = ["qkv", "rope", "attention", "o", "add_norm", "gate_up", "down"]
     opening, closing = ["inputs", None, "norm"], ["add_norm", "lm_head", "scores", "tail", "copy"]
     assert roles == [*opening, *layer, "add_norm", *layer, *closing]
+
+
+def test_our_kernels_are_known_by_the_names_they_have() -> None:
+    sources = "".join(path.read_text(encoding="utf-8") for path in KERNELS.glob("*.py"))
+    named = re.findall(r"_\w+_kernel", " ".join(pattern for _, pattern in ROLES))
+    assert len(named) >= 10
+    assert [name for name in named if f"def {name}(" not in sources] == []
 
 
 def test_products_of_another_number_stay_products() -> None:

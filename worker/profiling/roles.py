@@ -12,8 +12,8 @@ LINEAR = "linear"
 LAYER_LINEARS = ("qkv", "o", "gate_up", "down")
 LM_HEAD = "lm_head"
 
-# The first that matches counts.
-_ROLES = (
+# (role, pattern): the first that matches counts.
+ROLES = (
     ("attention", r"_decode_attention_kernel"),
     ("add_norm", r"_add_rms_norm_kernel"),
     ("norm", r"_rms_norm_kernel"),
@@ -28,7 +28,7 @@ _ROLES = (
     (LINEAR, r"_one_row_kernel|_few_rows_kernel|gemm|gemv|nvjet|cutlass|^aten::(?:mm|addmm)$"),
     ("copy", r"^memcpy|^memset|^aten::(?:copy_|fill_|zero_)$"),
 )  # fmt: skip
-_COMPILED = [(role, re.compile(pattern, re.IGNORECASE)) for role, pattern in _ROLES]
+_COMPILED = [(role, re.compile(pattern, re.IGNORECASE)) for role, pattern in ROLES]
 
 
 def roles_of(names: Sequence[str], num_layers: int) -> list[str | None]:
