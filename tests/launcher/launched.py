@@ -97,20 +97,20 @@ class Launched:
         ]
         return pid
 
-    def await_text(self, text: str, timeout_s: float = 90) -> None:
+    def await_text(self, text: str, timeout_s: float = 180) -> None:
         """Wait until standard error holds ``text``."""
         deadline = time.monotonic() + timeout_s
         while text not in self.stderr:
             assert self.root.poll() is None and time.monotonic() < deadline, self.stderr
             time.sleep(0.05)
 
-    def await_path(self, path: Path, timeout_s: float = 90) -> None:
+    def await_path(self, path: Path, timeout_s: float = 180) -> None:
         deadline = time.monotonic() + timeout_s
         while not path.exists():
             assert self.root.poll() is None and time.monotonic() < deadline, self.stderr
             time.sleep(0.02)
 
-    def ended(self, timeout_s: float = 45) -> int:
+    def ended(self, timeout_s: float = 90) -> int:
         """Exit code of the command, once no process of it is left; fails after ``timeout_s``."""
         deadline = time.monotonic() + timeout_s
         while self.processes() and time.monotonic() < deadline:

@@ -55,10 +55,10 @@ class ScriptedServer:
 
         thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
         thread.start()
-        started.wait(10)
+        started.wait(60)
         yield url[0]
         loop.call_soon_threadsafe(ending.set)
-        thread.join(10)
+        thread.join(60)
         loop.close()
 
     async def _models(self, request: web.Request) -> web.Response:

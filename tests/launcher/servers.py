@@ -33,7 +33,7 @@ class Server(Launched):
 
     def ask(self, path: str, body: Any = None) -> tuple[int, Any]:
         """Status and JSON of one call on a connection of its own."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         try:
             data = None if body is None else json.dumps(body)
             connection.request("GET" if body is None else "POST", path, data)
@@ -42,7 +42,7 @@ class Server(Launched):
         finally:
             connection.close()
 
-    def await_ready(self, timeout_s: float = 60) -> None:
+    def await_ready(self, timeout_s: float = 180) -> None:
         self.await_text(" is ready", timeout_s)
         assert self.ask("/ready")[0] == 200
 
@@ -60,7 +60,7 @@ class Stream(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=180)
         connection.request("POST", "/v1/completions", json.dumps(self._body))
         for line in connection.getresponse():
             self.begun.set()
@@ -83,7 +83,7 @@ def streams(server: Server, count: int, *, max_tokens: int) -> list[Stream]:
     """Streams that have all begun."""
     started = [Stream(server.port, max_tokens=max_tokens) for _ in range(count)]
     for each in started:
-        assert each.begun.wait(30), server.stderr
+        assert each.begun.wait(120), server.stderr
     return started
 
 

@@ -32,7 +32,7 @@ def two_ranks(folder: Path, model: str) -> Iterator[Server]:
     line = f"R=1; {rank} & R=0; {rank}; code=$?; wait; exit $code"
     server = Server(["bash", "-c", line], folder, **env)
     try:
-        server.await_ready(120)
+        server.await_ready(180)
         yield server
     finally:
         server.clean_up()
@@ -52,7 +52,7 @@ def front_end_stopped(folder: Path, model: str) -> Seen:
         streams(server, 2, max_tokens=400)
         pid = server.find(f"{MODULE}_front")
         os.kill(pid, signal.SIGSTOP)
-        return {"pid": pid, "code": server.ended(60), "stderr": server.stderr}
+        return {"pid": pid, "code": server.ended(120), "stderr": server.stderr}
 
 
 RANK_STOPS = {rank_1_stopped: 4, rank_0_stopped: 128 + signal.SIGKILL}
@@ -69,9 +69,9 @@ def _rank_stopped(folder: Path, model: str, rank: str) -> Seen:
         os.kill(pid, signal.SIGSTOP)
         seconds, report = _report_of_death(server)
         for one in two:
-            one.join(60)
+            one.join(120)
         seen = {"pid": pid, "rank": rank, "streams": two, "seconds": seconds, "ready": report}
-        return seen | {"code": server.ended(60), "stderr": server.stderr}
+        return seen | {"code": server.ended(120), "stderr": server.stderr}
 
 
 def _report_of_death(server: Server) -> tuple[float, Any]:

@@ -85,7 +85,7 @@ def test_arrivals_are_spread_as_asked(server: ScriptedServer) -> None:
         for record, due in zip(run.requests, arrival_times(12, 20.0, 0), strict=True)
     ]
     assert min(late) >= 0.0
-    assert sorted(late)[6] < 1.0
+    assert sorted(late)[6] < 5.0
 
 
 def test_chats(server: ScriptedServer, tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def over_http(served: Served) -> Iterator[str]:
         serving = served.start(server.serve(sockets=[sock]))
         yield f"http://127.0.0.1:{sock.getsockname()[1]}"
         server.should_exit = True
-        serving.result(10)
+        serving.result(60)
 
 
 @pytest.mark.parametrize("endpoint", ["completions", "chat"])

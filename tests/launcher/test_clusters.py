@@ -16,7 +16,7 @@ from lockstep.comm.sampling import SamplingParams
 from lockstep.launcher.cluster import start_ray_engine
 from lockstep.launcher.errors import EngineDead, PlacementError
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
 
 NODE = {"num_cpus": 2, "object_store_memory": 80 << 20}
 QUICK = {"prestart_worker_first_driver": False, "enable_worker_prestart": False}
@@ -55,7 +55,7 @@ def test_a_replica_larger_than_any_node_is_told_with_what_the_nodes_have(cluster
     began = time.monotonic()
     with pytest.raises(PlacementError) as error:
         start_ray_engine(resolved_config(tp=3, placement_timeout_seconds=1.0))
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 45
     message = str(error.value)
     assert "need 1 x 3 CPU, each 3 on one host" in message
     assert "have 4 CPU on 2 host(s) with 2, 2" in message
@@ -83,10 +83,10 @@ def test_a_lost_node_ends_the_engine_and_what_was_there_is_named(cluster):
         cluster.remove_node(cluster.second, allow_graceful=False)
         began = time.monotonic()
         with pytest.raises(EngineDead) as error:
-            while time.monotonic() - began < 20:
+            while time.monotonic() - began < 60:
                 engine.poll(0.5)
         assert str(error.value).startswith(tuple(lost))
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 45
     finally:
         engine.shutdown()
     assert all(map(process_gone, pids))

@@ -13,7 +13,7 @@ import launch_fakes
 import pytest
 from launched import Launched, generate_arguments
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 
 HERE = Path(launch_fakes.__file__).parent
 PACKAGE = HERE.parents[1] / "deploy" / "package"

@@ -270,7 +270,7 @@ def test_a_full_disk_is_one_line(argv: list[str]) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-P", "-m", "lockstep", *argv],
-            stdout=full, stderr=subprocess.PIPE, text=True, timeout=60,
+            stdout=full, stderr=subprocess.PIPE, text=True, timeout=180,
         )  # fmt: skip
     assert done.returncode == 1
     assert done.stderr == "lockstep: no space is left where the output goes\n"
@@ -293,7 +293,7 @@ def test_a_reader_that_leaves_ends_the_run_quietly(model: str) -> None:
     run.stdout.close()
     errors = run.stderr.read()
     run.stderr.close()
-    assert run.wait(timeout=60) == 141
+    assert run.wait(timeout=180) == 141
     assert "Traceback" not in errors
     assert "BrokenPipe" not in errors
 

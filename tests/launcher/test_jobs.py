@@ -161,7 +161,7 @@ def outcomes(tmp_path_factory):
         head.await_ready()
         with ThreadPoolExecutor(len(CASES)) as pool:
             done = dict(zip(CASES, pool.map(outcome, CASES), strict=True))
-        yield done, folders, head.actors_left(timeout_s=10)
+        yield done, folders, head.actors_left(timeout_s=60)
     finally:
         head.close()
 

@@ -49,7 +49,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("server")
     server = start_noop("ray" if LONG else "thread", folder, model, streams=STREAMS + BAD)
     try:
-        server.await_ready(120)
+        server.await_ready(180)
         yield server
     finally:
         server.clean_up()

@@ -19,7 +19,7 @@ from lockstep.launcher.cluster import start_ray_engine
 from lockstep.launcher.errors import EngineDead, PlacementError, StartError
 from lockstep.launcher.guard import marked
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 
 FOREIGN = {
     "RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "3", "MASTER_ADDR": "10.255.255.1",
@@ -62,7 +62,7 @@ def request(req_id, first, max_tokens=5):
     return AddRequest(req_id, pack_ids([first]), SamplingParams(max_tokens=max_tokens))
 
 
-def collect(engine, until=1, timeout_s=30):
+def collect(engine, until=1, timeout_s=90):
     """Deltas until that many requests have ended."""
     deltas, deadline = [], time.monotonic() + timeout_s
     while sum(delta.finish_reason is not None for delta in deltas) < until:
@@ -84,7 +84,7 @@ def mark_of(pid):
     return next(line for line in environment if line.startswith(b"LOCKSTEP_ENGINE=")).decode()[16:]
 
 
-def assert_gone(mark, timeout_s=15):
+def assert_gone(mark, timeout_s=60):
     deadline = time.monotonic() + timeout_s
     while marked(mark) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -96,7 +96,7 @@ def free(ray, resource):
 
 
 def await_free(ray, resource, amount):
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while free(ray, resource) != amount and time.monotonic() < deadline:
         time.sleep(0.1)
     assert free(ray, resource) == amount
@@ -202,7 +202,7 @@ def test_a_rank_killed_while_decoding_is_named_with_its_last_step():
         mark, began = mark_of(pids(engine)[1]), time.monotonic()
         os.kill(pids(engine)[1], signal.SIGKILL)
         last = collect(engine)[-1]
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 45
         assert (last.req_id, last.finish_reason) == ("a", "error")
         with pytest.raises(EngineDead, match=r"rank 1 .* last step \d+, died"):
             engine.poll(5.0)
@@ -214,7 +214,7 @@ def test_a_rank_killed_while_decoding_is_named_with_its_last_step():
 def test_a_rank_killed_while_idle_is_noticed_and_its_children_go_with_it():
     with engine_of(fakes.WithChild) as engine:
         mark = mark_of(pids(engine)[0])
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         # Two ranks, a child each, which may still be starting, and the scheduler.
         while len(marked(mark)) < 5:
             assert time.monotonic() < deadline
@@ -222,10 +222,10 @@ def test_a_rank_killed_while_idle_is_noticed_and_its_children_go_with_it():
         os.kill(pids(engine)[0], signal.SIGKILL)
         began = time.monotonic()
         with pytest.raises(EngineDead, match=r"rank 0 .* died"):
-            while time.monotonic() - began < 10:
+            while time.monotonic() - began < 60:
                 engine.poll(0.5)
-        assert time.monotonic() - began < 5
-    assert_gone(mark, timeout_s=10)
+        assert time.monotonic() - began < 45
+    assert_gone(mark)
 
 
 def test_a_killed_scheduler_is_named_and_its_requests_end():
@@ -245,7 +245,7 @@ def test_a_stopped_rank_is_named_and_ended():
         mark, began = mark_of(pids(engine)[1]), time.monotonic()
         os.kill(pids(engine)[1], signal.SIGSTOP)
         last = collect(engine)[-1]
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 45
         assert "rank 1" in last.error and "hangs" in last.error
     assert_gone(mark)
 
@@ -259,7 +259,7 @@ def test_the_first_cause_is_told_and_not_what_it_did_to_others():
         engine.add(request("a", 1, max_tokens=100))
         last = collect(engine)[-1]
         assert "rank 1" in last.error and "an illegal address at step 3" in last.error
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not all(map(process_gone, ranks)) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert all(map(process_gone, ranks)), "nobody can call a rank that has failed"
@@ -268,7 +268,7 @@ def test_the_first_cause_is_told_and_not_what_it_did_to_others():
 def test_a_worker_that_will_not_die_is_killed():
     with engine_of(fakes.WontDie, tp=1) as engine:
         mark, began = mark_of(pids(engine)[0]), time.monotonic()
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
     assert_gone(mark, timeout_s=0.1)
 
 
@@ -308,7 +308,7 @@ def _when(path, act):
     from threading import Thread
 
     def watch():
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 90
         while not path.exists() or not path.read_text():
             assert time.monotonic() < deadline
             time.sleep(0.05)

