@@ -124,6 +124,18 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
     samples: bool
 
 
+# Producer: Scheduler, inside ReplicaPlan. Consumer: Worker.
+class LaneMask(msgspec.Struct, frozen=True, array_like=True):
+    """The tokens that a lane may sample in this step, because of its grammar.
+
+    Bit ``i % 32`` of the little-endian int32 word ``i // 32`` is that of id ``i``; there is a word
+    for every 32 ids of the whole vocabulary, whatever shard a rank holds.
+    """
+
+    lane: int
+    words: bytes
+
+
 # Producer: Scheduler, inside StepPlan. Consumer: the ranks of one replica.
 class ReplicaPlan(msgspec.Struct, frozen=True, array_like=True):
     """What changes on one replica before the step, and what its lanes compute.
@@ -132,7 +144,8 @@ class ReplicaPlan(msgspec.Struct, frozen=True, array_like=True):
     become dummies), ``moves`` (src, dst) that compact the lanes, ``joins``, ``new_blocks``. Lane
     numbers of joins, new_blocks, chunks and idle_lanes are those after the moves. Then lanes
     0..num_lanes-1 each decode one token, except lanes with a chunk, which compute it, and idle
-    lanes, which compute nothing. With num_lanes 0 the replica runs a dummy step on block 0.
+    lanes, which compute nothing. With num_lanes 0 the replica runs a dummy step on block 0. Lanes
+    with a mask sample among the tokens it allows; there are masks only in plans of one step.
     """
 
     num_lanes: int
@@ -142,6 +155,7 @@ class ReplicaPlan(msgspec.Struct, frozen=True, array_like=True):
     new_blocks: list[LaneBlocks] = []
     chunks: list[Chunk] = []
     idle_lanes: list[int] = []
+    masks: list[LaneMask] = []
 
 
 # Producer: parallel.agreement. Consumer: Scheduler and, inside StepPlan, Worker.

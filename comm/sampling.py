@@ -4,6 +4,8 @@ import math
 
 import msgspec
 
+from lockstep.comm.structured import StructuredOutputs
+
 MAX_LOGIT_BIAS = 300
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
@@ -23,6 +25,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     None draws one at admission. ``max_tokens`` None means up to ``max_model_len``. ``stop`` strings
     are matched by the front end; ``stop_token_ids`` on the device. ``logprobs`` is the number of
     alternatives reported beside the sampled token (0: only the sampled one; None: none).
+    ``structured_outputs`` is the form that the text must have.
 
     Raises:
         ValueError: names the field, the value and the limit.
@@ -44,6 +47,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] | None = None
     logprobs: int | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
         self._check_floats()

@@ -102,12 +102,14 @@ class SchedulerChannels:
 def ring_bytes(config: WorkerConfig) -> tuple[int, int]:
     """(plan, result) ring sizes: each holds a few of the largest messages that can be.
 
-    A plan's largest parts are the prompt ids of one step and, for lanes that join, the block
-    tables and sampling parameters. The memory is taken page by page as it is first written.
+    A plan's largest parts are the prompt ids of one step, for lanes that join the block tables
+    and sampling parameters, and for lanes with a grammar the masks. The memory is taken page by
+    page as it is first written.
     """
     schedule, replicas = config.schedule, config.parallel.lockstep_dp_size
     table_bytes = 4 * -(-schedule.max_model_len // config.cache.block_size)
-    joins = schedule.max_num_seqs * (table_bytes + _LANE_BYTES)
-    plan = replicas * (4 * schedule.max_num_batched_tokens + joins)
+    mask_bytes = -(-config.model.vocab_size // 8)
+    lanes = schedule.max_num_seqs * (table_bytes + _LANE_BYTES + mask_bytes)
+    plan = replicas * (4 * schedule.max_num_batched_tokens + lanes)
     result = schedule.max_num_seqs * _RESULT_LANE_BYTES
     return 4 * plan + _SLACK_BYTES, 16 * result + _SLACK_BYTES

@@ -10,6 +10,7 @@ from lockstep.worker.config import ScheduleConfig, WorkerConfig
 from lockstep.worker.graphs.runner import GraphRunner
 from lockstep.worker.kv_cache import KVCache, KVLayout
 from lockstep.worker.lanes import LaneTable
+from lockstep.worker.masks import LaneMasks
 from lockstep.worker.models.decoder import DecoderModel
 from lockstep.worker.models.registry import model_class
 from lockstep.worker.sampler import Sampler
@@ -109,6 +110,12 @@ def build_parts(
         sampling=sampling,
         lanes=LaneTable(max_lanes, width),
         upload=Uploader(_upload_capacity(schedule), _CALLS_PER_PLAN * depth, device),
+        masks=LaneMasks(
+            max_lanes,
+            vocab_start=model.vocab_start,
+            vocab_size=config.model.vocab_size,
+            device=device,
+        ),
         inputs=inputs,
         step=step,
         graphs=StepGraphs(graph_runner, step, inputs, sampling),

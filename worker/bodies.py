@@ -9,6 +9,7 @@ from lockstep.parallel.rank_spec import RankSpec
 from lockstep.worker.forward import ForwardInputs
 from lockstep.worker.graphs.mode import RunMode
 from lockstep.worker.lanes import LaneTable
+from lockstep.worker.masks import LaneMasks
 from lockstep.worker.sampling_state import LaneSampling
 from lockstep.worker.state import StepState
 from lockstep.worker.step import Step
@@ -26,6 +27,7 @@ class RunnerParts:
     sampling: LaneSampling
     lanes: LaneTable
     upload: Uploader
+    masks: LaneMasks
     inputs: StepInputs
     step: Step
     graphs: StepGraphs

@@ -22,7 +22,12 @@ class LogprobTensors(NamedTuple):
     top_logprobs: Tensor  # [num_reqs, n] float32
 
     def of_lane(self, lane: int, token_id: int, num_logprobs: int) -> TokenLogprobs:
-        """The wire form of one lane's row. Call it on tensors copied to the host."""
+        """The wire form of one lane's row. Call it on tensors copied to the host.
+
+        Tokens that the lane may not sample, with probability 0, are no alternatives.
+        """
+        possible = int(self.top_logprobs[lane].isfinite().sum())
+        num_logprobs = min(num_logprobs, possible)
         return TokenLogprobs(
             token_id=token_id,
             logprob=self.logprob[lane].item(),

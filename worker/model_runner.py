@@ -1,4 +1,7 @@
-"""One step on one rank: apply a plan, run body and tail, start the result home."""
+"""One step on one rank: apply a plan, run body and tail, start the result home.
+
+Between body and tail, masks of grammars go into the logits, in front of all that reads them.
+"""
 
 from collections.abc import Iterator
 
@@ -58,6 +61,8 @@ class ModelRunner:
             parts.state.set_schedule(*parts.upload.send(*schedule))
             self._schedule = schedule
         num_lanes = self._bodies.run(agreement, replica, schedule[0])
+        if replica.masks:
+            parts.masks.apply(parts.state.logits, replica.masks)
         eager = agreement.run_mode == RunMode.EAGER and not replica.chunks
         tail = parts.step.tail if eager else parts.graphs.tail
         sampled = tail(num_lanes, parts.sampling.variant())

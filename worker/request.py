@@ -6,6 +6,7 @@ from enum import Enum
 from msgspec import structs
 
 from lockstep.comm.messages import ID_BYTES, AddRequest, unpack_ids
+from lockstep.worker.grammars.matcher import Matcher
 
 
 class RequestState(Enum):
@@ -37,6 +38,7 @@ class Request:
         "due_step",
         "finish_reason",
         "lane",
+        "matcher",
         "max_outputs",
         "max_positions",
         "num_cached_tokens",
@@ -58,8 +60,10 @@ class Request:
 
     def __init__(self, add: AddRequest, *, max_outputs: int, seed: int, arrival: int) -> None:
         self.req_id = add.req_id
-        # Stop strings are the front end's; ranks need not read them.
-        self.sampling = structs.replace(add.sampling, stop=())
+        # Stop strings are the front end's and grammars the scheduler's; ranks need not read them.
+        self.sampling = structs.replace(add.sampling, stop=(), structured_outputs=None)
+        # Where it is in its grammar, after all committed tokens.
+        self.matcher: Matcher | None = None
         self.stop_ids = add.stop_ids
         self.stop_set = frozenset(unpack_ids(add.stop_ids))
         self.cache_salt = add.cache_salt
@@ -93,6 +97,7 @@ class Request:
         self.prefill_target = 0
         self.num_published = 0
         # Bytes of packed_ids at which a commit looks: a block is full or the last output there.
+        # It looks at every token of a grammar.
         self.check_at = 0
 
     @property

@@ -17,23 +17,29 @@ class Uploader:
     Args:
         capacity: numbers that one call may send.
         depth: calls that may be on their way before one waits.
+        dtype: of the numbers, on both sides.
 
     On CUDA the host buffers are pinned and rotate; one is written again only after its copy is
     done. There is a single device buffer: copies and readers are on one stream, in order.
     """
 
-    def __init__(self, capacity: int, depth: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        capacity: int,
+        depth: int,
+        device: torch.device,
+        *,
+        dtype: torch.dtype = torch.int64,
+    ) -> None:
         self.capacity = capacity
         cuda = device.type == "cuda"
-        self._hosts = [
-            torch.empty(capacity, dtype=torch.int64, pin_memory=cuda) for _ in range(depth)
-        ]
+        self._hosts = [torch.empty(capacity, dtype=dtype, pin_memory=cuda) for _ in range(depth)]
         self._copied = [DeviceEvent(device) for _ in range(depth)]
-        self._device = torch.empty(capacity, dtype=torch.int64, device=device)
+        self._device = torch.empty(capacity, dtype=dtype, device=device)
         self._turn = 0
 
     def send(self, *lists: Numbers) -> list[Tensor]:
-        """int64 views on the device, one a list, valid until the next call on this stream."""
+        """Views on the device, one a list, valid until the next call on this stream."""
         turn = self._turn
         self._turn = (turn + 1) % len(self._hosts)
         self._copied[turn].wait()

@@ -6,10 +6,19 @@ on the padding block, and whatever they sample is thrown away.
 
 from collections.abc import Iterator
 
-from lockstep.comm.messages import Chunk, JoinLane, ReplicaPlan, StepAgreement, StepPlan, pack_ids
+from lockstep.comm.messages import (
+    Chunk,
+    JoinLane,
+    LaneMask,
+    ReplicaPlan,
+    StepAgreement,
+    StepPlan,
+    pack_ids,
+)
 from lockstep.comm.sampling import MAX_LOGPROBS, SamplingParams
 from lockstep.worker.config import ScheduleConfig
 from lockstep.worker.graphs.mode import RunMode
+from lockstep.worker.masks import words_per_mask
 
 # One per sampling variant: greedy, noise alone, every filter and penalty, log-probabilities.
 SAMPLING_OPTIONS = (
@@ -31,8 +40,10 @@ SAMPLING_OPTIONS = (
 )
 
 
-def warm_up_plans(schedule: ScheduleConfig, num_tokens: int, num_replicas: int) -> list[StepPlan]:
-    """Eager plans for all replicas alike: prompts wide and long, then decode, per option.
+def warm_up_plans(
+    schedule: ScheduleConfig, vocab_size: int, num_tokens: int, num_replicas: int
+) -> list[StepPlan]:
+    """Eager plans for all replicas alike: prompts wide and long, then masked decode, per option.
 
     After these come smaller and smaller ones: libraries choose kernels by size, and load the
     chosen one when it is first used.
@@ -41,14 +52,15 @@ def warm_up_plans(schedule: ScheduleConfig, num_tokens: int, num_replicas: int) 
         num_tokens: tokens of a prompt step, at most ``max_num_batched_tokens``.
     """
     plans: list[StepPlan] = []
-    num_lanes = 0
+    anything, num_lanes = pack_ids([-1] * words_per_mask(vocab_size)), 0
     for lens, sampling in _batches(schedule, num_tokens):
         leaves, num_lanes = list(range(num_lanes)), len(lens)
         joins = [_join(lane, length, sampling) for lane, length in enumerate(lens)]
         chunks = [Chunk(lane, pack_ids([0] * length), True) for lane, length in enumerate(lens)]
         prompts = ReplicaPlan(num_lanes, leaves=leaves, joins=joins, chunks=chunks)
         plans.append(_eager(prompts, sum(lens), 0, num_replicas))
-        plans.append(_eager(ReplicaPlan(num_lanes), num_lanes, 1, num_replicas))
+        masks = [LaneMask(lane, anything) for lane in range(num_lanes)]
+        plans.append(_eager(ReplicaPlan(num_lanes, masks=masks), num_lanes, 1, num_replicas))
     leaving = ReplicaPlan(0, leaves=list(range(num_lanes)))
     return [*plans, _eager(leaving, 0, 1, num_replicas)]
 

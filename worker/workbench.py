@@ -47,7 +47,8 @@ class Workbench:
         num_tokens = schedule.max_num_batched_tokens
         if not self._cuda:
             num_tokens = min(num_tokens, _CPU_WARM_UP_TOKENS)
-        plans = warm_up_plans(schedule, num_tokens, num_replicas)
+        vocab_size = self._config.model.vocab_size
+        plans = warm_up_plans(schedule, vocab_size, num_tokens, num_replicas)
         for done, plan in enumerate(plans):
             stages.tell("kernels", done, len(plans))
             with self._compared(done):

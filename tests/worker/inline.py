@@ -14,6 +14,7 @@ from lockstep.parallel.rank_spec import RankSpec
 from lockstep.parallel.topology import Topology
 from lockstep.worker.assembly import build_attention, build_model
 from lockstep.worker.config import CacheConfig, GraphConfig, ScheduleConfig, WorkerConfig
+from lockstep.worker.grammars.compiler import GrammarCompiler
 from lockstep.worker.loop import Worker
 from lockstep.worker.models.decoder import DecoderModel
 from lockstep.worker.results import PendingStep
@@ -69,10 +70,13 @@ def dummy_model(config: WorkerConfig) -> DecoderModel:
     return model
 
 
-def make_scheduler(config: WorkerConfig, num_blocks: int) -> Scheduler:
+def make_scheduler(
+    config: WorkerConfig, num_blocks: int, compiler: GrammarCompiler | None = None
+) -> Scheduler:
     return Scheduler(
-        config.model, config.schedule, config.cache, config.parallel, config.graph, num_blocks
-    )
+        config.model, config.schedule, config.cache, config.parallel, config.graph, num_blocks,
+        compiler=compiler,
+    )  # fmt: skip
 
 
 def request(
@@ -98,11 +102,13 @@ class Served:
                 self.finish[delta.req_id] = delta.finish_reason
 
 
-def serve(config: WorkerConfig, requests: list[AddRequest]) -> tuple[Served, Scheduler, Worker]:
+def serve(
+    config: WorkerConfig, requests: list[AddRequest], compiler: GrammarCompiler | None = None
+) -> tuple[Served, Scheduler, Worker]:
     """Run all requests to their end, with results held back as long as the scheduler allows."""
     worker = Worker(config, SPEC, alone_topology())
     ready = worker.start()
-    scheduler = make_scheduler(config, ready.num_blocks)
+    scheduler = make_scheduler(config, ready.num_blocks, compiler)
     for each in requests:
         scheduler.add(each)
     served = Served()

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 
 import msgspec
+from grammar_cases import patient_compiler
 from inline import Served, make_scheduler
 from ranks import Rank, join
 
@@ -29,7 +30,9 @@ def serve_on_ranks(
     topology = join(rank, device=device, all_reduce=config.all_reduce, **sizes)
     worker = Worker(config, topology.spec, topology)
     ready = worker.start()
-    scheduler = make_scheduler(config, ready.num_blocks)
+    structured = any(add.sampling.structured_outputs for add in adds)
+    compiler = patient_compiler() if structured else None
+    scheduler = make_scheduler(config, ready.num_blocks, compiler)
     for add in adds:
         scheduler.add(add)
     outcome = run_together(worker, scheduler, topology)

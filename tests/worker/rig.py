@@ -32,6 +32,7 @@ from lockstep.worker.graphs.mode import RunMode
 from lockstep.worker.graphs.runner import GraphRunner
 from lockstep.worker.kv_cache import KVCache, KVLayout
 from lockstep.worker.lanes import LaneTable
+from lockstep.worker.masks import LaneMasks
 from lockstep.worker.model_runner import ModelRunner
 from lockstep.worker.models.decoder import DecoderModel
 from lockstep.worker.sampler import Sampler
@@ -167,6 +168,7 @@ def make_rig(
         sampling=sampling,
         lanes=LaneTable(MAX_LANES, width),
         upload=Uploader(4096, depth, device),
+        masks=LaneMasks(MAX_LANES, vocab_start=0, vocab_size=config.vocab_size, device=device),
         inputs=inputs,
         step=step,
         graphs=graphs,

@@ -70,7 +70,7 @@ def test_warm_up_reaches_every_limit_and_goes_beyond_none(max_model_len: int) ->
     schedule = ScheduleConfig(
         max_num_seqs=6, max_num_batched_tokens=100, max_model_len=max_model_len
     )
-    plans = warm_up_plans(schedule, 100, 2)
+    plans = warm_up_plans(schedule, 97, 100, 2)
     most_tokens = most_lanes = 0
     for plan in plans:
         assert len(plan.replicas) == 2 and plan.agreement.run_mode == RunMode.EAGER

@@ -14,7 +14,7 @@ from lockstep.worker.step_text import step_text
 class StepInFlight:
     """A planned step: how to read each replica's result, until that has come."""
 
-    __slots__ = ("agreement", "capture", "first_dp_rank", "lanes", "missing", "step_id")
+    __slots__ = ("agreement", "capture", "first_dp_rank", "lanes", "masked", "missing", "step_id")
 
     def __init__(
         self,
@@ -29,6 +29,7 @@ class StepInFlight:
         self.agreement = agreement
         self.capture = capture
         self.lanes: list[StepLanes | None] = list(lanes)
+        self.masked = any(each.masked for each in lanes)
         self.missing = len(lanes)
 
     def __str__(self) -> str:
@@ -64,6 +65,14 @@ class LockstepGroup:
 
     def has_work(self) -> bool:
         return any(replica.has_work() for replica in self.replicas)
+
+    def must_await(self, run_ahead: int) -> bool:
+        """Whether results are needed before another step can be planned.
+
+        Of a step with masks always: what a grammar allows next depends on the token.
+        """
+        steps = self.in_flight
+        return bool(steps) and (len(steps) >= run_ahead or steps[-1].masked)
 
     def agree(
         self, proposals: list[Proposal], dispatch: Dispatch, *, query_len: int

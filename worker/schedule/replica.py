@@ -10,6 +10,7 @@ from lockstep.comm.messages import (
     GraphCost,
     JoinLane,
     LaneBlocks,
+    LaneMask,
     ReplicaPlan,
     pack_ids,
 )
@@ -45,11 +46,15 @@ class Piece(NamedTuple):
 
 
 class StepLanes(NamedTuple):
-    """How to read a replica's result of a step: requests by lane, and lanes that sample nothing."""
+    """How to read a replica's result of a step: requests by lane, and lanes that sample nothing.
+
+    ``masked`` if grammars have a say in it.
+    """
 
     requests: tuple[Request, ...]
     pieces: tuple[Piece, ...] = ()
     silent: frozenset[int] = frozenset()
+    masked: bool = False
 
 
 class Replica:
@@ -76,6 +81,7 @@ class Replica:
         self._max_lanes = min(schedule.max_num_seqs, schedule.max_num_batched_tokens)
         self._preempt = schedule.preempt
         self._snapshot: tuple[Request, ...] = ()
+        self._structured: list[Request] = []
 
     def finish(self, request: Request, reason: str) -> None:
         """End a request in any state; if it has a lane, the next plan takes it out."""
@@ -95,6 +101,8 @@ class Replica:
         next_full = (request.num_published + 1) * self._block_size
         last = request.max_positions
         request.check_at = ID_BYTES * (1 + (min(next_full, last) if self._caching else last))
+        if request.matcher is not None:
+            request.check_at = 0
 
     @property
     def num_running(self) -> int:
@@ -173,9 +181,10 @@ class Replica:
         pieces: list[Piece],
     ) -> tuple[ReplicaPlan, StepLanes]:
         new_blocks = [LaneBlocks(request.lane, packed) for request, packed in grown]
+        masks = self._masks() if self._structured else []
         if not pieces and not due.prefilling:
-            plan = ReplicaPlan(len(self.lanes), due.leaving, moves, [], new_blocks)
-            return plan, StepLanes(self._snapshot)
+            plan = ReplicaPlan(len(self.lanes), due.leaving, moves, [], new_blocks, masks=masks)
+            return plan, StepLanes(self._snapshot, masked=bool(masks))
         cut = {piece.request.lane for piece in pieces}
         idle = [request.lane for request in due.prefilling if request.lane not in cut]
         partial = [piece.request.lane for piece in pieces if not piece.samples]
@@ -187,8 +196,18 @@ class Replica:
             new_blocks=new_blocks,
             chunks=[_chunk(piece) for piece in pieces],
             idle_lanes=idle,
+            masks=masks,
         )
-        return plan, StepLanes(self._snapshot, tuple(pieces), frozenset(idle + partial))
+        silent = frozenset(idle + partial)
+        return plan, StepLanes(self._snapshot, tuple(pieces), silent, bool(masks))
+
+    def _masks(self) -> list[LaneMask]:
+        """What grammars allow the lanes that sample in this step."""
+        return [
+            LaneMask(request.lane, request.matcher.mask)
+            for request in self._structured
+            if request.matcher is not None and not request.is_prefilling
+        ]
 
     def _running(self, due: Due) -> list[Request]:
         if not due.leaving:
@@ -250,6 +269,7 @@ class Replica:
             self.lanes[lane : lane + 1] = [request]
             request.lane = lane
         self._snapshot = tuple(self.lanes)
+        self._structured = [each for each in self.lanes if each.matcher is not None]
         return moves
 
 

@@ -6,6 +6,8 @@ from struct import Struct
 
 from lockstep.comm.errors import RankMismatch
 from lockstep.comm.messages import ID_BYTES, StepResult, TokenDelta, TokenLogprobs, unpack_ids
+from lockstep.worker.grammars.grammar import GrammarError
+from lockstep.worker.grammars.matcher import Matcher
 from lockstep.worker.request import Request
 from lockstep.worker.schedule.replica import Replica, StepLanes
 
@@ -51,12 +53,12 @@ def read_result(
             continue
         packed_ids = request.packed_ids
         packed_ids += token_id
-        reason = None
+        reason = error = None
         if len(packed_ids) >= request.check_at or token in request.stop_set:
-            reason = _look(replica, request, token, finish)
+            reason, error = _look(replica, request, token, finish)
         cached = request.num_cached_tokens
         deltas.append(
-            TokenDelta(request.req_id, token_id, reason, None, logprobs, cached, False, dp_rank)
+            TokenDelta(request.req_id, token_id, reason, error, logprobs, cached, False, dp_rank)
         )
     return deltas
 
@@ -91,18 +93,35 @@ def _fail_bad_lanes(
     return deltas
 
 
-def _look(replica: Replica, request: Request, token: int, finish: Finish) -> str | None:
-    """Publish blocks that are full and end the request if its last token ends it."""
+def _look(
+    replica: Replica, request: Request, token: int, finish: Finish
+) -> tuple[str | None, str | None]:
+    """Publish blocks that are full and end the request if its last token ends it.
+
+    Returns:
+        (reason, error), None if there is none.
+    """
     num_computed = request.num_tokens - 1
     replica.publish(request, num_computed)
+    reason = error = None
     if token in request.stop_set:
         reason = "stop"
-    elif num_computed >= request.max_positions:
+    elif request.matcher is not None:
+        reason, error = _follow(request.matcher, token)
+    if reason is None and num_computed >= request.max_positions:
         reason = "length"
-    else:
-        return None
-    finish(request, reason)
-    return reason
+    if reason is not None:
+        finish(request, reason)
+    return reason, error
+
+
+def _follow(matcher: Matcher, token: int) -> tuple[str | None, str | None]:
+    """Take a token along a grammar; (reason, error) if the request ends with it."""
+    try:
+        matcher.take(token)
+    except GrammarError as error:
+        return "error", f"structured_outputs: {error}"
+    return "stop" if matcher.complete else None, None
 
 
 def _check_silent(lanes: StepLanes, counts: list[int], result: StepResult) -> None:

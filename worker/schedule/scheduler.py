@@ -14,11 +14,13 @@ from lockstep.comm.messages import (
 from lockstep.parallel.agreement import agree, propose
 from lockstep.parallel.config import ParallelConfig
 from lockstep.worker.config import CacheConfig, GraphConfig, ModelConfig, ScheduleConfig
+from lockstep.worker.grammars.compiler import GrammarCompiler
 from lockstep.worker.graphs.dispatch import create_dispatcher
 from lockstep.worker.graphs.manifest import build_manifest
 from lockstep.worker.graphs.mode import RunMode
 from lockstep.worker.request import Request
 from lockstep.worker.schedule.checks import Limits, QueueFull, check_request
+from lockstep.worker.schedule.compiling import Compiling
 from lockstep.worker.schedule.group import LockstepGroup, StepInFlight
 from lockstep.worker.schedule.late_captures import LateCaptures
 from lockstep.worker.schedule.policy import LoadBalancer
@@ -40,6 +42,7 @@ class Scheduler:
         num_blocks: KV blocks of a replica, block 0 included; one number or one per replica.
         query_len: tokens per request of a decode step (1 without speculation).
         epoch: life number of the groups; results of another one are dropped.
+        compiler: of grammars; without one, requests that have one are refused.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class Scheduler:
         num_blocks: int | Sequence[int],
         query_len: int = 1,
         epoch: int = 0,
+        compiler: GrammarCompiler | None = None,
     ) -> None:
         blocks = [num_blocks] * parallel.dp_size if isinstance(num_blocks, int) else num_blocks
         if len(blocks) != parallel.dp_size:
@@ -79,6 +83,7 @@ class Scheduler:
         ]
         self._groups = self._form_groups(parallel.lockstep_dp_size)
         self._balancer = LoadBalancer(parallel.dp_size)
+        self._compiling = Compiling(compiler)
         self._requests: dict[str, Request] = {}
         self._num_arrived = 0
         self._deltas: list[TokenDelta] = []
@@ -102,7 +107,7 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return sum(len(replica.waiting) for replica in self._replicas)
+        return len(self._compiling) + sum(len(replica.waiting) for replica in self._replicas)
 
     def check(self, add: AddRequest) -> None:
         """Raise what ``add`` would raise about the request itself; safe from any thread."""
@@ -115,6 +120,8 @@ class Scheduler:
             ValueError: names field, value and limit: an id out of range, a prompt that is empty
                 or too long, a request that can never fit, a ``req_id`` that is in use.
             QueueFull: ``max_queued_requests`` wait already.
+
+        One with a grammar that cannot be compiled ends with an error instead.
         """
         max_outputs = check_request(add, self._limits)
         if add.req_id in self._requests:
@@ -126,9 +133,14 @@ class Scheduler:
         if seed is None:
             seed = draw_seed(self._schedule.seed, self._num_arrived)
         request = Request(add, max_outputs=max_outputs, seed=seed, arrival=self._num_arrived)
+        structured = add.sampling.structured_outputs is not None
+        if structured:
+            self._compiling.start(add, request)
         self._num_arrived += 1
         self._requests[add.req_id] = request
-        self._replicas[self._balancer.place(request)].waiting.enqueue(request)
+        replica = self._replicas[self._balancer.place(request)]
+        if not structured:
+            replica.waiting.enqueue(request)
 
     def abort(self, req_id: str) -> None:
         """End a request in any state; one that is not known is only counted."""
@@ -148,7 +160,9 @@ class Scheduler:
     def plan(self, group: int) -> StepPlan | None:
         """The next step of a group; None if there is nothing to do or results are awaited."""
         ours = self._groups[group]
-        if len(ours.in_flight) >= max(1, self._schedule.run_ahead) or not ours.has_work():
+        if self._compiling:
+            self._queue_compiled()
+        if ours.must_await(self._schedule.run_ahead) or not ours.has_work():
             return None
         if ours.captures.due(ours.next_step_id):
             return self.plan_capture(group)
@@ -261,8 +275,18 @@ class Scheduler:
         for replica in self._replicas:
             replica.pool.check_conserved(request.block_ids for request in replica.lanes)
 
+    def _queue_compiled(self) -> None:
+        for request, error in self._compiling.take_done():
+            if error is None:
+                self._replicas[request.replica].waiting.enqueue(request)
+                continue
+            self._finish(request, "error")
+            dp_rank = request.replica
+            self._deltas.append(TokenDelta(request.req_id, b"", "error", error, dp_rank=dp_rank))
+
     def _finish(self, request: Request, reason: str) -> None:
         del self._requests[request.req_id]
+        self._compiling.remove(request)
         self._finished[reason] += 1
         self._balancer.credit(request)
         self._replicas[request.replica].finish(request, reason)

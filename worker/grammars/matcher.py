@@ -1,0 +1,65 @@
+"""Where one request is in its grammar."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lockstep.worker.grammars.grammar import GrammarError, short
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+_WORD_BITS = 32
+
+
+class Matcher:
+    """Follows a request token by token.
+
+    ``mask`` has a bit for each token that may come next, as ``LaneMask.words``. ``complete`` says
+    that nothing may: the text is whole, and can only end.
+
+    Args:
+        state: the library's, before the first token; it is this matcher's own.
+        vocab_size: of the model; id ``vocab_size`` of ``state`` stands for the end.
+        ends: tokens by which the model may end a text that is whole.
+
+    Raises:
+        GrammarError: no token may come next, and the text is not whole either.
+    """
+
+    __slots__ = ("_ends", "_state", "_vocab_size", "complete", "mask")
+
+    def __init__(self, state: "LLMatcher", vocab_size: int, ends: Sequence[int]) -> None:
+        self._state = state
+        self._vocab_size = vocab_size
+        self._ends = ends
+        self._look()
+
+    def take(self, token_id: int) -> None:
+        """Go on by a token. Raises GrammarError: the grammar does not allow it, or is too large."""
+        if not self._state.consume_token(token_id):
+            raise GrammarError(short(self._state.get_error()))
+        self._look()
+
+    def _look(self) -> None:
+        bits = np.frombuffer(self._state.compute_bitmask(), dtype="<u4").copy()
+        if self._state.is_error():
+            raise GrammarError(short(self._state.get_error()))
+        may_end = _take_bit(bits, self._vocab_size)
+        for token_id in self._ends:
+            _take_bit(bits, token_id)
+        self.complete = may_end and not bits.any()
+        if not (may_end or bits.any()):
+            raise GrammarError("no token of the model can continue the text")
+        for token_id in self._ends if may_end else ():
+            bits[token_id // _WORD_BITS] |= np.uint32(1 << token_id % _WORD_BITS)
+        self.mask = bits[: -(-self._vocab_size // _WORD_BITS)].tobytes()
+
+
+def _take_bit(bits: np.ndarray, token_id: int) -> bool:
+    """Clear a bit; True if it was set."""
+    word, bit = divmod(token_id, _WORD_BITS)
+    was = bool(bits[word] >> np.uint32(bit) & np.uint32(1))
+    bits[word] &= ~np.uint32(1 << bit)
+    return was
