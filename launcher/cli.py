@@ -36,6 +36,7 @@ from lockstep.launcher.generate import (
 from lockstep.launcher.progress import stages
 from lockstep.launcher.start_report import late_report, start_report
 from lockstep.launcher.strict import convert
+from lockstep.launcher.structured import FIELD, StructureCheck
 from lockstep.launcher.version import package_version
 
 INTERRUPTED = 130
@@ -69,7 +70,8 @@ _OFFLINE = {
 # Commands with one of their own.
 _SERVING = {"serve": ("answer requests over HTTP", "lockstep.launcher.serve.command")}
 # A request's own seed is set in JSONL; from --seed, the engine's, requests without one draw theirs.
-_NO_FLAG = ("seed", "logit_bias")
+_NO_FLAG = ("seed", "logit_bias", FIELD)
+_AS_JSON = {"logit_bias", FIELD}
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
@@ -219,6 +221,10 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     sampling.add_argument(
         "--logit-bias", metavar="JSON", default=argparse.SUPPRESS, help='such as {"42": -5.0}'
     )
+    sampling.add_argument(
+        "--structured-outputs", metavar="JSON", default=argparse.SUPPRESS,
+        help='the form of answers, such as {"regex": "[0-9]+"}',
+    )  # fmt: skip
 
 
 def _read_json(flag: str, text: str) -> Any:
@@ -250,9 +256,11 @@ def _sampling(namespace: argparse.Namespace) -> dict[str, Any]:
     fields = flags.given(namespace, SamplingParams)
     fields.pop("seed", None)
     try:
-        if "logit_bias" in fields:
-            fields["logit_bias"] = _read_json("--logit-bias", fields["logit_bias"])
-        convert(fields, SamplingParams)
+        for name in _AS_JSON & set(fields):
+            fields[name] = _read_json(f"--{name.replace('_', '-')}", fields[name])
+        asked = convert(fields, SamplingParams).structured_outputs
+        if asked is not None:
+            StructureCheck(has_tokens=True).check(FIELD, asked)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     return fields

@@ -35,7 +35,7 @@ def open_tokenizer(resolved: Resolved) -> AnyTokenizer:
         ConfigError: a file is missing or damaged; names it.
     """
     launch = resolved.launch
-    path = launch.tokenizer or resolved.worker.model_path
+    path = resolved.worker.tokenizer_path
     try:
         if launch.load_format == "dummy" and TOKENIZER not in read_files(path):
             return NoTokenizer()

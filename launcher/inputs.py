@@ -13,6 +13,7 @@ import msgspec
 from lockstep.comm.sampling import SamplingParams
 from lockstep.launcher.chat_template import Message
 from lockstep.launcher.strict import convert, suggestion
+from lockstep.launcher.structured import RESPONSE_FORMAT
 
 Format = Literal["auto", "text", "jsonl"]
 KINDS = ("prompt", "messages", "prompt_token_ids")
@@ -92,7 +93,7 @@ def from_record(record: dict[str, Any]) -> PromptInput:
     Raises:
         ValueError: names the field.
     """
-    known = (*KINDS, *SamplingParams.__struct_fields__)
+    known = (*KINDS, *SamplingParams.__struct_fields__, RESPONSE_FORMAT)
     for key in record:
         if key not in known:
             raise ValueError(f"unknown field {key!r}{suggestion(key, known)}")

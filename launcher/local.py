@@ -8,6 +8,7 @@ import time
 from lockstep.comm.messages import AddRequest, DeviceTimes, TokenDelta, WorkerReady
 from lockstep.launcher.engine import EngineSummary, Progress
 from lockstep.launcher.errors import ConfigError
+from lockstep.launcher.grammars import create_compiler
 from lockstep.launcher.in_flight import InFlight
 from lockstep.launcher.resolve import Resolved
 from lockstep.parallel.rank_spec import RankSpec
@@ -90,4 +91,5 @@ def _scheduler(resolved: Resolved, ready: WorkerReady) -> Scheduler:
         config.parallel,
         config.graph,
         ready.num_blocks,
+        compiler=create_compiler(config),
     )

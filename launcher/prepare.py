@@ -9,7 +9,8 @@ from lockstep.comm.messages import AddRequest, pack_ids
 from lockstep.comm.sampling import SamplingParams
 from lockstep.launcher.inputs import PromptInput
 from lockstep.launcher.strict import convert
-from lockstep.launcher.tokenize import AnyTokenizer
+from lockstep.launcher.structured import StructureCheck, take_response_format
+from lockstep.launcher.tokenize import AnyTokenizer, Tokenizer
 
 
 class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +59,7 @@ class Preparer:
         self._max_model_len = max_model_len
         self._max_chars = tokenizer.longest_text(max_model_len)
         self._raw = raw or not tokenizer.has_chat_template
+        self._structure = StructureCheck(has_tokens=isinstance(tokenizer, Tokenizer))
 
     def prepare(self, given: PromptInput) -> PreparedRequest:
         """Check everything that does not depend on the scheduler's limits.
@@ -104,11 +106,15 @@ class Preparer:
         return ids
 
     def _sampling(self, given: dict[str, Any]) -> SamplingParams:
-        fields = {**self._defaults, **given}
+        own = dict(given)
+        named = take_response_format(own)
+        fields = {**self._defaults, **own}
         if isinstance(fields.get("stop"), str):
             fields["stop"] = [fields["stop"]]
         sampling = convert(fields, SamplingParams)
         sampling.check_vocab(self._vocab_size)
+        if sampling.structured_outputs is not None:
+            self._structure.check(named, sampling.structured_outputs)
         return sampling
 
 

@@ -121,6 +121,7 @@ def plan_worker(
         schedule=schedule,
         graph=graph,
         model_path=path,
+        tokenizer_path=config.tokenizer or path,
         load_format=config.load_format,
         dtype=_dtype(config, model, device),
         attention_backend=config.attention_backend,

@@ -87,6 +87,7 @@ def real_driver(
     plan_writers: list[ChannelWriter],
     result_readers: list[ChannelReader],
 ) -> Driver:
+    from lockstep.launcher.grammars import create_compiler
     from lockstep.worker.schedule.driver import SchedulerDriver
     from lockstep.worker.schedule.scheduler import Scheduler
 
@@ -97,5 +98,6 @@ def real_driver(
         config.parallel,
         config.graph,
         num_blocks,
+        compiler=create_compiler(config),
     )
     return SchedulerDriver(scheduler, plan_writers, result_readers)

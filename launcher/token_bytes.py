@@ -19,6 +19,7 @@ class TokenBytes:
         self._byte_tokens = byte_tokens
         self._letters = _letters() if _spells_bytes(backend) else {}
         self._added = set(backend.get_added_tokens_decoder())
+        self._anchor = _anchor(backend)
 
     def of(self, token_id: int) -> bytes:
         """None of an id that the tokenizer has not."""
@@ -28,8 +29,18 @@ class TokenBytes:
         piece = self._backend.id_to_token(token_id) or ""
         if self._letters and token_id not in self._added:
             return bytes(self._letters[letter] for letter in piece)
-        text: str = self._backend.decode([token_id], skip_special_tokens=False)
-        return text.encode()
+        before = [] if self._anchor is None or token_id in self._added else [self._anchor]
+        text: str = self._backend.decode([*before, token_id], skip_special_tokens=False)
+        return text[len(before) :].encode()
+
+
+def _anchor(backend: Backend) -> int | None:
+    """A letter's token: decoders may drop the space in front of a text, but none behind it."""
+    for piece in ("a", "<0x61>"):
+        token_id: int | None = backend.token_to_id(piece)
+        if token_id is not None and backend.decode([token_id, token_id]) == "aa":
+            return token_id
+    return None
 
 
 def _spells_bytes(backend: Backend) -> bool:

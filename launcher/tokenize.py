@@ -40,6 +40,12 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._template is not None
 
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids that stand for no text."""
+        added = self._backend.get_added_tokens_decoder().items()
+        return frozenset(token_id for token_id, token in added if token.special)
+
     def encode(self, text: str) -> list[int]:
         """Ids of plain text, with the special tokens that the model's own tokenizer puts around.
 

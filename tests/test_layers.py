@@ -34,6 +34,8 @@ WITHOUT_TORCH = (
     "lockstep.worker.schedule.scheduler",
     "lockstep.worker.schedule.driver",
     "lockstep.launcher.scheduler_host",
+    "lockstep.launcher.grammars",
+    "lockstep.worker.grammars.compiler",
     "lockstep.worker.schedule.driver",
 )
 

@@ -130,9 +130,10 @@ class GraphConfig(_Config, frozen=True, kw_only=True):
 
 
 class WorkerConfig(_Config, frozen=True, kw_only=True):
-    """Everything a rank needs besides its RankSpec. ``model_path`` is a local directory or file.
+    """Everything a rank needs besides its RankSpec, and a scheduler to plan for it.
 
-    ``step_timestamps`` is of how many steps the times on the device are kept; 0 notes none.
+    ``model_path`` and ``tokenizer_path`` are local directories or files. ``step_timestamps`` is of
+    how many steps the times on the device are kept; 0 notes none.
     """
 
     model: ModelConfig
@@ -141,6 +142,7 @@ class WorkerConfig(_Config, frozen=True, kw_only=True):
     schedule: ScheduleConfig
     graph: GraphConfig
     model_path: str
+    tokenizer_path: str = ""
     load_format: Literal["auto", "safetensors", "gguf", "dummy"] = "auto"
     dtype: Dtype = "bfloat16"
     attention_backend: str = "auto"

@@ -11,11 +11,12 @@ from starlette.responses import Response
 from lockstep.comm.sampling import SamplingParams
 from lockstep.launcher.serve.api_errors import ApiError, bad_request
 from lockstep.launcher.strict import convert
+from lockstep.launcher.structured import RESPONSE_FORMAT
 
 Record = dict[str, Any]
 C = TypeVar("C", bound=msgspec.Struct)
 
-SAMPLING = SamplingParams.__struct_fields__
+SAMPLING = (*SamplingParams.__struct_fields__, RESPONSE_FORMAT)
 _encode = msgspec.json.Encoder().encode
 
 

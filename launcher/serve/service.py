@@ -21,6 +21,7 @@ from lockstep.launcher.serve.api_errors import ApiError, bad_request
 from lockstep.launcher.serve.engine_loop import Inbox
 from lockstep.launcher.serve.generation import Generation
 from lockstep.launcher.serve.router import Router
+from lockstep.launcher.structured import RESPONSE_FORMAT, asks_structure
 from lockstep.launcher.tokenize import AnyTokenizer
 from lockstep.worker.schedule.checks import Limits, check_request
 from lockstep.worker.schedule.stats import SchedulerStats
@@ -29,7 +30,7 @@ T = TypeVar("T")
 
 COMPLETION_MAX_TOKENS = 16
 # What errors of prompts and sampling parameters begin with.
-NAMED = (*KINDS, "prompt_ids", *SamplingParams.__struct_fields__)
+NAMED = (*KINDS, "prompt_ids", *SamplingParams.__struct_fields__, RESPONSE_FORMAT)
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,8 +63,9 @@ class Service:
     router: Router
     metrics: RequestMetrics
     stats: Callable[[], SchedulerStats]
-    # Tokenizing a long prompt must not hold up the streams of others.
+    # Tokenizing a long prompt must not hold up the streams of others, nor a grammar their prompts.
     _tokenizing: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
+    _compiling: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
 
     @property
     def card(self) -> ModelCard:
@@ -92,13 +94,14 @@ class Service:
             check_request(prepared.to_add("new"), self.limits)
             return prepared
 
-        return await self.offload(work)
+        pool = self._compiling if asks_structure(given.sampling) else self._tokenizing
+        return await self.offload(work, pool)
 
-    async def offload(self, work: Callable[[], T]) -> T:
+    async def offload(self, work: Callable[[], T], pool: ThreadPoolExecutor | None = None) -> T:
         """Run ``work`` beside the streams; its ValueError is the client's mistake."""
         loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(self._tokenizing, work)
+            return await loop.run_in_executor(pool or self._tokenizing, work)
         except ValueError as error:
             raise bad_request(str(error), NAMED) from None
 

@@ -17,7 +17,8 @@ FIELDS = (
     "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens", "stop",
     "stop_token_ids", "logit_bias", "logprobs", "presence_penalty", "frequency_penalty",
     "repetition_penalty", "ignore_eos", "n", "stream", "stream_options", "echo", "best_of", "model",
-    "request_id", "prompt", "messages", "sampling", "response_format", "unknown", "user",
+    "request_id", "prompt", "messages", "sampling", "response_format",
+    "structured_outputs", "unknown", "user",
 )  # fmt: skip
 
 

@@ -29,6 +29,7 @@ def resolved_config(
         schedule=ScheduleConfig(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=128),
         graph=GraphConfig(mode="NONE"),
         model_path=str(model_path),
+        tokenizer_path=str(model_path),
         load_format="dummy",
         dtype="float32",
     )

@@ -207,6 +207,7 @@ def test_requests_in_flight_are_bounded(model: str, tmp_path: Path) -> None:
         (["a", "--temperature", "nan"], "temperature must be a finite number"),
         (["a", "--max-tokens", "0"], r"max_tokens must be in [1, 2**31), got 0"),
         (["a", "--logit-bias", "[]"], "logit_bias"),
+        (["a", "--structured-outputs", '{"regex": "("}'], "structured_outputs: regex"),
         (["a", "--max-concurrency", "0"], "max_concurrency must be at least 1, got 0"),
         (["a", "-tp", "0"], "tensor_parallel_size: expected `int` >= 1"),
         (["a", "--max-model-len", "513"], "at most the model's 512, got 513"),

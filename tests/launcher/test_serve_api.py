@@ -244,7 +244,7 @@ def test_logprobs_of_chat(served: Served) -> None:
         (CHAT, {}, None),
         (CHAT, {"messages": []}, "messages"),
         (CHAT, say("x", tools=[{"type": "function"}]), "tools"),
-        (CHAT, say("x", response_format={"type": "json_object"}), "response_format"),
+        (CHAT, say("x", response_format={"type": "xml"}), "response_format"),
         (CHAT, say("x", top_logprobs=1), "top_logprobs"),
         (CHAT, say("x", chat_template_kwargs={"messages": []}), "chat_template_kwargs"),
         (CHAT, say("x", bad_words=["a"]), "bad_words"),

@@ -15,9 +15,10 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import openai
+import pydantic
 import pytest
 from bench_readers import CHAT_READERS, COMPLETION_READERS, Report
 from byte_model import write_byte_model
@@ -129,6 +130,42 @@ def test_openai_seeds_make_answers_repeatable(client: openai.OpenAI) -> None:
     first = sampled(5)
     assert sampled(5) == first and first[0] != first[1]
     assert sampled(6)[0] == first[1], "choice i has seed + i"
+
+
+class Trip(pydantic.BaseModel, extra="forbid"):
+    city: Literal["Rome", "Z\u00fcrich"]
+    days: Annotated[int, pydantic.Field(ge=1, le=30)]
+    by_train: bool
+
+
+def test_openai_parses_what_it_asked_for(client: openai.OpenAI) -> None:
+    messages: Any = [{"role": "user", "content": "Where to?"}]
+    done = client.chat.completions.parse(
+        model="tiny", messages=messages, response_format=Trip, n=4, seed=1, temperature=1
+    )
+    trips = [choice.message.parsed for choice in done.choices]
+    assert all(isinstance(trip, Trip) for trip in trips) and len(set(map(repr, trips))) > 1
+    assert {choice.finish_reason for choice in done.choices} == {"stop"}
+    schema: Any = {"name": "trip", "schema": Trip.model_json_schema()}
+    chunks = client.chat.completions.create(
+        model="tiny", messages=messages, seed=1, temperature=1, stream=True,
+        response_format={"type": "json_schema", "json_schema": schema},
+    )  # fmt: skip
+    Trip.model_validate_json("".join(c.choices[0].delta.content or "" for c in chunks))
+
+
+def test_openai_with_vllm_s_own_field(client: openai.OpenAI, answer: str) -> None:
+    asked = {"structured_outputs": {"choice": ["yes", "no", "maybe"]}}
+    done = client.completions.create(
+        model="tiny", prompt=["hello"] * 3, temperature=1, extra_body=asked
+    )
+    assert all(choice.text in ("yes", "no", "maybe") for choice in done.choices)
+    bad = {"structured_outputs": {"regex": "("}}
+    with pytest.raises(openai.BadRequestError, match="structured_outputs: regex: ") as caught:
+        client.completions.create(model="tiny", prompt="x", extra_body=bad)
+    assert caught.value.param == "structured_outputs"
+    done = client.completions.create(model="tiny", prompt="hello", **GREEDY)
+    assert done.choices[0].text == answer
 
 
 def test_curl(server: Server, answer: str) -> None:

@@ -124,6 +124,16 @@ def test_every_byte_is_known_by_its_token(backend: Backend) -> None:
     assert tokenizer.token_bytes(backend.token_to_id(special)) == special.encode()
 
 
+def test_bytes_of_a_token_have_the_space_that_a_text_loses_at_its_beginning() -> None:
+    backend = byte_fallback()
+    tokenizer = tokenizer_of(backend)
+    ids = [backend.token_to_id(f"\u2581{word}") for word in ("hello", "world")]
+    assert tokenizer.decode(ids) == "hello world"
+    assert b"".join(map(tokenizer.token_bytes, ids)) == b" hello world"
+    assert tokenizer.special_ids == frozenset()
+    assert tokenizer_of(byte_level()).special_ids == {256, 257}
+
+
 def test_invalid_bytes_do_not_stall() -> None:
     backend = byte_level()
     stream = tokenizer_of(backend).detokenizer()

@@ -136,6 +136,16 @@ def test_exactly_one_form_is_asked_for(asked) -> None:
         StructuredOutputs(**asked)
 
 
+def test_white_space_in_json_is_free_but_has_an_end(compiler: PatientCompiler) -> None:
+    matcher = matcher_of(compiler, StructuredOutputs(json={"type": "array", "items": {"const": 1}}))
+    bracket, space, closing = (ord(letter) - 32 for letter in "[ ]")
+    matcher.take(bracket)
+    for _ in range(64):
+        assert {space, closing} <= allowed_in(matcher.mask)
+        matcher.take(space)
+    assert space not in allowed_in(matcher.mask) and closing in allowed_in(matcher.mask)
+
+
 def test_a_grammar_is_compiled_once_and_followed_by_each_for_itself(
     compiler: PatientCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,7 +179,6 @@ def test_a_vocabulary_that_cannot_be_read_fails_each_request_and_nothing_else() 
     for _ in range(2):
         with pytest.raises(ValueError, match="has no tokenizer"):
             matcher_of(compiler, StructuredOutputs(regex="a"))
-    compiler.close()
 
 
 def test_nothing_is_compiled_in_the_thread_that_asks() -> None:

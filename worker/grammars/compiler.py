@@ -43,10 +43,6 @@ class GrammarCompiler:
         """
         return self._pool.submit(self._compile, structured, stop_ids, frozenset(named))
 
-    def close(self) -> None:
-        """Compile nothing more."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
     def _compile(
         self, structured: StructuredOutputs, stop_ids: Sequence[int], named: frozenset[int]
     ) -> Matcher:
