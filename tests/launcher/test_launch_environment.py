@@ -5,7 +5,10 @@ import sys
 
 import pytest
 from launch_cases import resolved_config
+from msgspec import structs
 
+from lockstep.comm.codec import encode
+from lockstep.comm.messages import LaneMask, ReplicaPlan
 from lockstep.launcher.channels import SchedulerChannels, Seating, ring_bytes
 from lockstep.launcher.logs import setup_logging
 from lockstep.launcher.ray_environment import set_ray_defaults
@@ -58,6 +61,11 @@ def test_ring_holds_several_of_the_largest_plans():
     config = resolved_config().worker
     plan_bytes, _ = ring_bytes(config)
     assert plan_bytes > 4 * 4 * config.schedule.max_num_batched_tokens
+    model = structs.replace(config.model, vocab_size=10_000_000)
+    plan_bytes, _ = ring_bytes(structs.replace(config, model=model))
+    lanes = range(config.schedule.max_num_seqs)
+    masks = [LaneMask(lane, bytes(10_000_000 // 8)) for lane in lanes]
+    assert plan_bytes > 4 * len(encode(ReplicaPlan(len(lanes), masks=masks)))
 
 
 def test_the_scheduler_process_needs_neither_torch_nor_ray():

@@ -2,22 +2,28 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import wait
 
-import jsonschema
+from inline import request
 from rig import TINY
 
+from lockstep.comm.messages import AddRequest
 from lockstep.comm.structured import StructuredOutputs
 from lockstep.worker.grammars.compiler import GrammarCompiler
 from lockstep.worker.grammars.vocabulary import Vocabulary
 
 END, OTHER_SPECIAL = 95, 96
-VOCABULARY = Vocabulary(
-    [*(bytes([32 + token_id]) for token_id in range(END)), b"</s>", b"<pad>"],
-    frozenset({END, OTHER_SPECIAL}),
-)
-assert VOCABULARY.size == TINY.vocab_size
+
+
+def vocabulary_of(size: int) -> Vocabulary:
+    """Ids behind those of the tiny model have no text."""
+    letters = [bytes([32 + token_id]) for token_id in range(END)]
+    tokens = [*letters, b"</s>", b"<pad>"]
+    return Vocabulary(tokens + [b""] * (size - len(tokens)), frozenset({END, OTHER_SPECIAL}))
+
+
+VOCABULARY = vocabulary_of(TINY.vocab_size)
 
 PERSON = {
     "type": "object",
@@ -37,6 +43,8 @@ ARROW = 'root ::= [a-c] ("->" [a-c])+ "."'
 
 
 def _is_person(text: str) -> bool:
+    import jsonschema
+
     jsonschema.validate(json.loads(text), PERSON)
     return True
 
@@ -64,8 +72,33 @@ class PatientCompiler(GrammarCompiler):
         return started
 
 
-def patient_compiler() -> PatientCompiler:
-    return PatientCompiler(lambda: VOCABULARY)
+def patient_compiler(vocab_size: int = TINY.vocab_size) -> PatientCompiler:
+    return PatientCompiler(lambda: vocabulary_of(vocab_size))
+
+
+def asking(name: str, structured: StructuredOutputs, **more: object) -> AddRequest:
+    """A request whose text shall have that form; no case needs more tokens."""
+    options = {"max_tokens": 55, "temperature": 1.0, "stop_ids": [END]} | more
+    return request(name, [5, 17, 3], structured_outputs=structured, **options)
+
+
+def constrained(seeds: Iterable[int]) -> list[AddRequest]:
+    """Every case with every seed."""
+    return [
+        asking(f"{case} {seed}", structured, seed=seed)
+        for case, (structured, _) in CASES.items()
+        for seed in seeds
+    ]
+
+
+def check_texts(tokens: dict[str, list[int]], seeds: Iterable[int]) -> set[str]:
+    """Assert that requests of ``constrained`` gave what they asked for; all their texts."""
+    texts = set()
+    for case, (_, is_valid) in CASES.items():
+        found = {text_of(tokens[f"{case} {seed}"]) for seed in seeds}
+        assert all(is_valid(text) for text in found), found
+        texts |= found
+    return texts
 
 
 def text_of(token_ids: list[int]) -> str:

@@ -31,7 +31,7 @@ def serve_on_ranks(
     worker = Worker(config, topology.spec, topology)
     ready = worker.start()
     structured = any(add.sampling.structured_outputs for add in adds)
-    compiler = patient_compiler() if structured else None
+    compiler = patient_compiler(config.model.vocab_size) if structured else None
     scheduler = make_scheduler(config, ready.num_blocks, compiler)
     for add in adds:
         scheduler.add(add)

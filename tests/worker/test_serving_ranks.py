@@ -5,7 +5,7 @@ import time
 
 import msgspec
 import pytest
-from grammar_cases import CASES, END, patient_compiler
+from grammar_cases import constrained, patient_compiler
 from inline import dummy_model, make_scheduler, request, worker_config
 from inline import serve as serve_inline
 from lockstep_ranks import run_together, serve_on_ranks
@@ -44,18 +44,9 @@ def requests(keys: str = "abcd", **sampling: object) -> list[AddRequest]:
     return [request(key, PROMPTS[key], **{"max_tokens": 9} | sampling) for key in keys]
 
 
-def asking() -> list[AddRequest]:
-    """Requests with grammars."""
-    options = {"temperature": 1.0, "max_tokens": 50, "stop_ids": [END]}
-    return [
-        request(case, [5, 17, 3], seed=seed, structured_outputs=structured, **options)
-        for seed, (case, (structured, _)) in enumerate(CASES.items())
-    ]
-
-
 @pytest.fixture(scope="module")
 def structured() -> dict[str, list[int]]:
-    served, *_ = serve_inline(worker_config(), asking(), patient_compiler())
+    served, *_ = serve_inline(worker_config(), constrained([0]), patient_compiler())
     assert set(served.finish.values()) == {"stop"}
     return served.tokens
 
@@ -77,7 +68,7 @@ def test_two_tensor_parallel_ranks_give_the_tokens_of_one(expected) -> None:
 def test_sampled_tokens_are_those_of_one_rank(structured) -> None:
     options = {"temperature": 0.9, "seed": 5, "top_k": 20, "repetition_penalty": 1.2}
     one, _ = serve(ParallelConfig(timeout_s=20), requests(**options))[0]
-    two = serve(ParallelConfig(tp_size=2, timeout_s=20), requests(**options) + asking())
+    two = serve(ParallelConfig(tp_size=2, timeout_s=20), requests(**options) + constrained([0]))
     assert [tokens for tokens, _ in two] == [one | structured] * 2
 
 
@@ -88,7 +79,7 @@ def run_modes(plans: list[StepPlan]) -> set[int]:
 @pytest.mark.parametrize("keys", ["abcd", "b"], ids=["both busy", "one idle"])
 def test_replicas_in_lockstep_take_every_step_together(expected, structured, keys: str) -> None:
     parallel = ParallelConfig(dp_size=2, dp_lockstep="always", verify_agreement=True, timeout_s=20)
-    more, tokens = ([], {}) if keys == "b" else (asking(), structured)
+    more, tokens = ([], {}) if keys == "b" else (constrained([0]), structured)
     outcomes = serve(parallel, requests(keys) + more, **GRAPHS, max_num_batched_tokens=9)
     tokens = {key: expected[key] for key in keys} | tokens
     assert [tokens for tokens, _ in outcomes] == [tokens] * 2
