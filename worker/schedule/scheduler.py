@@ -27,7 +27,7 @@ from lockstep.worker.schedule.policy import LoadBalancer
 from lockstep.worker.schedule.replica import Due, Replica
 from lockstep.worker.schedule.results import read_result
 from lockstep.worker.schedule.seeds import draw_seed
-from lockstep.worker.schedule.stats import ReplicaStats, SchedulerStats
+from lockstep.worker.schedule.stats import SchedulerStats, replica_stats
 from lockstep.worker.schedule.step_counts import StepCounts
 
 
@@ -256,7 +256,7 @@ class Scheduler:
         for use in uses:
             steps[use.run_mode] += use.num_steps
         return SchedulerStats(
-            replicas=[_replica_stats(replica) for replica in self._replicas],
+            replicas=[replica_stats(replica) for replica in self._replicas],
             steps_by_run_mode=dict(steps),
             num_tokens=sum(use.num_tokens for use in uses),
             num_padding_tokens=sum(use.num_padding_tokens for use in uses),
@@ -290,19 +290,3 @@ class Scheduler:
         self._finished[reason] += 1
         self._balancer.credit(request)
         self._replicas[request.replica].finish(request, reason)
-
-
-def _replica_stats(replica: Replica) -> ReplicaStats:
-    return ReplicaStats(
-        num_waiting=len(replica.waiting),
-        num_running=replica.num_running,
-        num_blocks=replica.pool.total,
-        num_free_blocks=replica.pool.num_free,
-        num_cached_blocks=replica.pool.num_cached,
-        num_preemptions=replica.num_preemptions,
-        num_recomputed_tokens=replica.num_recomputed_tokens,
-        num_cached_tokens=replica.waiting.num_cached_tokens,
-        num_looked_up_tokens=replica.waiting.num_looked_up_tokens,
-        queue_seconds=replica.waiting.queue_seconds,
-        late_graphs=list(replica.late_graphs),
-    )

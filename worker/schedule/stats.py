@@ -1,10 +1,15 @@
 """Counters of a scheduler, as plain data."""
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from lockstep.comm.messages import GraphCost
 from lockstep.worker.schedule.histogram import Histogram
 from lockstep.worker.schedule.step_times import StepTimes
+
+if TYPE_CHECKING:
+    from lockstep.worker.schedule.replica import Replica
 
 
 class ReplicaStats(msgspec.Struct, frozen=True):
@@ -71,3 +76,20 @@ class SchedulerStats(msgspec.Struct, frozen=True):
     step_times: list[StepTimes] = []
     longest_gc_pause_s: tuple[float, float] = (0.0, 0.0)
     num_late_graphs: int = 0
+
+
+def replica_stats(replica: "Replica") -> ReplicaStats:
+    """Of a replica as it is now."""
+    return ReplicaStats(
+        num_waiting=len(replica.waiting),
+        num_running=replica.num_running,
+        num_blocks=replica.pool.total,
+        num_free_blocks=replica.pool.num_free,
+        num_cached_blocks=replica.pool.num_cached,
+        num_preemptions=replica.num_preemptions,
+        num_recomputed_tokens=replica.num_recomputed_tokens,
+        num_cached_tokens=replica.waiting.num_cached_tokens,
+        num_looked_up_tokens=replica.waiting.num_looked_up_tokens,
+        queue_seconds=replica.waiting.queue_seconds,
+        late_graphs=list(replica.late_graphs),
+    )
