@@ -1,5 +1,6 @@
 """From the times that ranks noted to those of steps in which the whole batch decodes."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -42,11 +43,16 @@ def steady_steps(
 def device_numbers(steps: Iterable[SteadySteps]) -> DeviceNumbers | None:
     """Over all ranks and repetitions; None if there is no such step."""
     every = list(steps)
-    step_ms = [ns / 1e6 for each in every for ns in each.step_ns]
-    host_us = [ns / 1e3 for each in every for ns in each.host_ns]
-    if not step_ms:
+    step_ns = [ns for each in every for ns in each.step_ns]
+    host_ns = [ns for each in every for ns in each.host_ns]
+    if not step_ns:
         return None
-    return DeviceNumbers(len(step_ms), quantiles(step_ms), quantiles(host_us))
+    return DeviceNumbers(
+        num_steps=len(step_ns),
+        clock_ns=math.gcd(*step_ns, *host_ns),
+        step_ms=quantiles([ns / 1e6 for ns in step_ns]),
+        host_us=quantiles([ns / 1e3 for ns in host_ns]),
+    )
 
 
 def _differences(earlier: Sequence[int], later: Sequence[int]) -> list[int]:

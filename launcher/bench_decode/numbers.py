@@ -27,9 +27,11 @@ class Quantiles(msgspec.Struct, frozen=True):
 
 class DeviceNumbers(msgspec.Struct, frozen=True):
     """By the device's clock of each replica's first rank: ``step_ms`` from one begin to the next,
-    ``host_us`` from an end to the next begin, when the device waits for the host."""
+    ``host_us`` from an end to the next begin, when the device waits for the host. ``clock_ns`` is
+    how fine that clock is: all differences are multiples of it."""
 
     num_steps: int
+    clock_ns: int
     step_ms: Quantiles
     host_us: Quantiles
 

@@ -113,14 +113,29 @@ def parse(argv: Sequence[str]) -> DecodeCommand:
     if "model" not in given:
         raise ValueError("model is required: pass --model")
     shape = model_config_from(resolve_config(given["model"]))
-    return DecodeCommand(engine=_engine_defaults(options, shape) | given, options=options)
+    engine = _engine_defaults(options, shape) | given
+    _check_room(options, engine)
+    return DecodeCommand(engine=engine, options=options)
+
+
+def _check_room(options: DecodeOptions, engine: dict[str, Any]) -> None:
+    """A batch that cannot run at once, or to its end, would be measured as another."""
+    lanes, length = engine["max_num_seqs"], engine["max_model_len"]
+    if max(options.batch) > lanes:
+        raise ValueError(f"batch must be at most max_num_seqs={lanes}, got {max(options.batch)}")
+    if options.longest > length:
+        raise ValueError(
+            f"input_len={options.input_len} and answers of up to "
+            f"{options.longest - options.input_len} tokens need {options.longest}, but "
+            f"max_model_len is {length}"
+        )
 
 
 def _engine_defaults(options: DecodeOptions, model: ModelConfig) -> dict[str, Any]:
     """As small as the batches need. A prefix cache would compute each prompt once only."""
     return {
         "max_num_seqs": max(options.batch),
-        "max_model_len": max(options.longest, min(_MAX_MODEL_LEN, model.max_position_embeddings)),
+        "max_model_len": min(max(options.longest, _MAX_MODEL_LEN), model.max_position_embeddings),
         "enable_prefix_caching": False,
         "step_timestamps": _TIMESTAMPS,
     }

@@ -176,7 +176,8 @@ def test_modes_and_batches_become_settings(model: str) -> None:
     assert (eager.enforce_eager, full.cudagraph_mode) == (True, "FULL")
     assert eager.max_num_seqs == 70 and eager.tensor_parallel_size == 2
     assert eager.max_model_len == 512 and not eager.enable_prefix_caching
-    assert parse(["--model", model, "--max-num-seqs", "9"]).launch("").max_num_seqs == 9
+    fewer = parse(["--model", model, "--batch", "3", "--max-num-seqs", "9"])
+    assert fewer.launch("").max_num_seqs == 9
 
 
 @pytest.mark.parametrize(
@@ -186,6 +187,12 @@ def test_modes_and_batches_become_settings(model: str) -> None:
         (["--short-len", "9", "--long-len", "9"], "--long-len must be above --short-len=9, got 9"),
         (["--compare-no-ray", "--no-ray"], "--compare-no-ray needs a run with Ray"),
         (["--batch", "0"], "batch[0]: expected `int` >= 1"),
+        (
+            ["--batch", "9", "--max-num-seqs", "8"],
+            "--batch must be at most --max-num-seqs=8, got 9",
+        ),
+        (["--input-len", "400"], "need 544, but --max-model-len is 512"),
+        (["--max-model-len", "150"], "need 272, but --max-model-len is 150"),
         (["--json", "/nowhere/x.json"], "--json /nowhere/x.json: its folder does not exist"),
         (["--enforce-eager", "--modes", "full"], "enforce_eager excludes cudagraph_mode=FULL"),
     ],

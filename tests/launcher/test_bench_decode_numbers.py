@@ -67,7 +67,7 @@ def test_all_ranks_and_repetitions_count() -> None:
     found = device_numbers(
         [SteadySteps([1_000_000], [2000]), SteadySteps([3_000_000] * 2, [0] * 2)]
     )
-    assert found is not None and found.num_steps == 3
+    assert found is not None and (found.num_steps, found.clock_ns) == (3, 2000)
     assert (found.step_ms.p50, found.host_us.p50) == (3.0, 0.0)
     assert found.host_us.p99 == pytest.approx(1.96)
     assert device_numbers([SteadySteps([], [])]) is None
