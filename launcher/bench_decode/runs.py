@@ -31,7 +31,7 @@ from lockstep.worker.models.footprint import Footprint
 
 _START: dict[str, StartEngine] = {"ray": start_default_engine, "processes": start_child_engine}
 # The prompts of a repetition are those of its number, from 1 on.
-_WARM_UP_SEED, _GATE_SEED = 0, -1
+_WARM_UP_SEED, _GATE_SEED = 0, 1 << 32
 
 Say = Callable[[str], None]
 
