@@ -17,15 +17,16 @@ import torch
 from ranks import Rank, join, run_ranks
 from torch import Tensor
 
-from lockstep.comm.all_reduce.fastest import fastest, slowest_of
+from lockstep.comm.all_reduce.fastest import fastest
 from lockstep.comm.messages import SumTimes
 from lockstep.parallel.placement import Placement
 from lockstep.worker.graphs.backend import GraphBackend
 from lockstep.worker.graphs.cuda import CudaBackend
 from lockstep.worker.graphs.host import HostBackend
 from lockstep.worker.layers import RMSNorm
+from lockstep.worker.sums.choose import run_race
 from lockstep.worker.sums.fused import create_fused
-from lockstep.worker.sums.times import MAX_BYTES, measure, row_counts_up_to
+from lockstep.worker.sums.times import MAX_BYTES, Race, row_counts_up_to
 
 Lines = list[str]
 
@@ -93,9 +94,10 @@ def _hidden_size(topology, norm: RMSNorm, name: str) -> Lines:
 def _slowest(topology, norm, fused, counts: Sequence[int]) -> list[SumTimes]:
     cuda = norm.weight.is_cuda
     backend: GraphBackend = CudaBackend(norm.weight.device) if cuda else HostBackend()
-    own = measure(topology, norm, fused, counts, backend)
-    gathered = topology.lockstep.all_gather_object(own)
-    return slowest_of([[SumTimes(*row) for row in rows] for rows in gathered])
+    times = run_race(Race(topology, norm, fused, counts, backend), topology)
+    if isinstance(times, str):
+        raise RuntimeError(times)
+    return times
 
 
 def _table(alone: list[SumTimes], normed: list[SumTimes]) -> Lines:

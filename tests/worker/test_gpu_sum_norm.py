@@ -177,8 +177,8 @@ def _deaf(rank: Rank) -> tuple[object, str, str]:
     """As where words written to a peer do not get there: all go to this rank's own memory."""
     make = fused_module._make
 
-    def made(tp, norm):
-        fused = make(tp, norm)
+    def made(tp, norm, max_rows):
+        fused = make(tp, norm, max_rows)
         memory = fused.memory
         own = memory.addresses[memory.rank].expand(memory.world).clone()
         return replace(fused, memory=replace(memory, addresses=own))

@@ -124,6 +124,9 @@ def test_calls_of_all_sizes_follow_each_other(world: int, size: int, dtype: torc
     for seed, rows in enumerate((1, 2, 1)):
         case = _drawn(world, rows, seed, weight)
         _check(ranks.call(case, norm), case, norm)
+        for memory in ranks.memory:
+            written = memory.view(2, -1).any(1).tolist()
+            assert written == [seed > 0, True], "two buffers in turn"
     assert [fused.memory.epochs.tolist() for fused in ranks.fused] == [[3, 1]] * world
 
 

@@ -20,8 +20,9 @@ from lockstep.parallel.placement import Placement
 from lockstep.worker.graphs.host import HostBackend
 from lockstep.worker.layers import RMSNorm
 from lockstep.worker.sums import choose, fused
+from lockstep.worker.sums.choose import run_race
 from lockstep.worker.sums.fused import Case, create_fused, trial
-from lockstep.worker.sums.times import measure, row_counts_up_to
+from lockstep.worker.sums.times import Race, row_counts_up_to
 
 SIZE = 16
 CPU = torch.device("cpu")
@@ -86,24 +87,31 @@ class Host:
         return [msgspec.to_builtins(answer) for answer in answers]
 
 
-@pytest.mark.parametrize("wrong", VERDICTS)
-def test_what_is_wrong_is_found_before_anything_relies_on_it(monkeypatch, wrong: str) -> None:
-    answers = Answers(wrong)
-    monkeypatch.setattr(fused, "_make", lambda tp, norm: answers)
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: sizes)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+
+
+@pytest.mark.parametrize("wrong", VERDICTS)
+def test_what_is_wrong_is_found_before_anything_relies_on_it(
+    monkeypatch, device, wrong: str
+) -> None:
+    answers = Answers(wrong)
+    monkeypatch.setattr(fused, "_make", lambda tp, norm, rows: answers)
     found = create_fused(Host(), new_norm())
     assert found == (VERDICTS[wrong] or answers)
     if not wrong:
         assert answers.asked == [1] * 3 + [3] * 3 + [4] * 3
 
 
-def test_a_rank_that_cannot_make_it_or_gets_other_bits_decides_for_all(monkeypatch) -> None:
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(fused, "_make", lambda tp, norm: Answers())
-    assert create_fused(Host("rank 2 says no"), new_norm()) == "rank 2 says no"
-    assert create_fused(Host(None, "digest"), new_norm()) == "ranks get different bits"
+def test_a_rank_that_cannot_make_it_or_gets_other_bits_decides_for_all(monkeypatch, device) -> None:
+    monkeypatch.setattr(fused, "_make", lambda tp, norm, rows: Answers())
+    assert create_fused(Host(132, "rank 2 says no"), new_norm()) == "rank 2 says no"
+    assert create_fused(Host(132, None, "digest"), new_norm()) == "ranks get different bits"
 
-    def no_memory(tp: object, norm: object) -> None:
+    def no_memory(tp: object, norm: object, rows: int) -> None:
         raise RuntimeError("driver says no")
 
     monkeypatch.setattr(fused, "_make", no_memory)
@@ -127,15 +135,30 @@ TIMES = [
 ]
 
 
-def _measured(topology: object, norm: object, fused: object, *_: object) -> list[SumTimes]:
-    names = ("nccl", "one_shot", "fused") if fused else ("nccl", "one_shot")
-    return [
-        SumTimes(row.num_bytes, {name: row.microseconds[name] for name in names}) for row in TIMES
-    ]
+class Raced:
+    """Takes ``TIMES`` for all that there is."""
+
+    def __init__(self, topology: object, norm: object, fused: object, *_: object) -> None:
+        self.names = ("nccl", "one_shot", "fused") if fused else ("nccl", "one_shot")
+
+    def capture(self) -> None: ...
+
+    def times(self) -> list[SumTimes]:
+        return [
+            SumTimes(row.num_bytes, {name: row.microseconds[name] for name in self.names})
+            for row in TIMES
+        ]
+
+    def release(self) -> None: ...
+
+
+class Broken(Raced):
+    def capture(self) -> None:
+        raise RuntimeError("no graphs")
 
 
 def _choose(
-    monkeypatch, text: str, *, created: object = FUSED, symmetric: bool = True, lockstep=None
+    monkeypatch, text: str, *, created: object = FUSED, symmetric=True, lockstep=None, race=Raced
 ) -> tuple[str, list[SumTimes]]:
     """(table, times) of a start with ``--all-reduce text`` on two GPUs."""
     names = ("nccl", "one_shot") if symmetric else ("nccl",)
@@ -147,7 +170,7 @@ def _choose(
     monkeypatch.setattr(choose, "_norm", lambda *args: new_norm())
     monkeypatch.setattr(choose, "create_fused", lambda tp, norm: created)
     monkeypatch.setattr(choose, "CudaBackend", lambda device: None)
-    monkeypatch.setattr(choose, "measure", _measured)
+    monkeypatch.setattr(choose, "Race", race)
     config = msgspec.structs.replace(worker_config(), all_reduce=text)
     times = choose.choose_sums(config, topology)
     return topology.tp.table.text, times
@@ -165,8 +188,10 @@ def test_what_does_not_work_is_done_without_unless_it_was_asked_for(monkeypatch,
     table, _ = _choose(monkeypatch, "auto", created="words do not arrive")
     assert "stay two operations: words do not arrive" in caplog.text
     assert "as measured: one_shot:1024,nccl" in caplog.text and table == "one_shot:1024,nccl"
-    replica = Host(None, "another replica says no", TIMES)
+    replica = Host(None, "another replica says no", None, TIMES)
     assert _choose(monkeypatch, "auto", lockstep=replica)[0] == "one_shot:1024,nccl"
+    assert _choose(monkeypatch, "auto", race=Broken) == ("nccl", [])
+    assert "stay nccl, since they cannot be timed: RuntimeError: no graphs" in caplog.text
     with pytest.raises(CommError, match="'fused:64,nccl' cannot work here: words do not"):
         _choose(monkeypatch, "fused:64,nccl", created="words do not arrive")
 
@@ -202,7 +227,7 @@ def _on_ranks(rank: Rank) -> tuple[list[bool], list[tuple[str, str, str]], list[
             found = tp.all_reduce_add_norm(case.xs[rank.rank].clone(), case.residual, norm)
             wanted = norm.add(case.summed(), case.residual)
             equal += [torch.equal(one, other) for one, other in zip(found, wanted, strict=True)]
-    times = measure(topology, norm, OverGloo(tp), [1, 4], HostBackend())
+    times = run_race(Race(topology, norm, OverGloo(tp), [1, 4], HostBackend()), topology)
     sums = [(entry.op, entry.algorithm, entry.buffer) for entry in entries]
     return equal, [entry for entry in sums if entry[0] != "all_gather"], times
 

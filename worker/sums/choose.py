@@ -17,7 +17,7 @@ from lockstep.worker.config import WorkerConfig
 from lockstep.worker.graphs.cuda import CudaBackend
 from lockstep.worker.layers import RMSNorm
 from lockstep.worker.sums.fused import create_fused
-from lockstep.worker.sums.times import measure, row_counts_up_to
+from lockstep.worker.sums.times import Race, row_counts_up_to
 
 logger = logging.getLogger(__name__)
 
@@ -76,13 +76,29 @@ def _fastest(
     config: WorkerConfig, topology: Topology, norm: RMSNorm, fused: FusedAllReduce | None
 ) -> list[SumTimes]:
     row_counts = row_counts_up_to(config.schedule.max_num_batched_tokens, norm.weight.nbytes)
-    backend = CudaBackend(norm.weight.device)
-    own = measure(topology, norm, fused, row_counts, backend)
-    times = slowest_of(
-        [[SumTimes(*row) for row in rows] for rows in topology.lockstep.all_gather_object(own)]
-    )
+    race = Race(topology, norm, fused, row_counts, CudaBackend(norm.weight.device))
+    times = run_race(race, topology)
     table = topology.tp.table
+    if isinstance(times, str):
+        logger.warning("all-reduces stay %s, since they cannot be timed: %s", table.text, times)
+        return []
     library = next(iter(table.algorithms))
     topology.tp.table = table.rechosen(fastest(times, library), fused)
     logger.info("all-reduce by size, as measured: %s", topology.tp.table.text)
     return times
+
+
+def run_race(race: Race, topology: Topology) -> list[SumTimes] | str:
+    """The slowest rank's times, or why there are none; the same on all ranks."""
+    reason = None
+    try:
+        race.capture()
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+    reason = agreed(topology.lockstep, reason)
+    own = race.times() if reason is None else []
+    race.release()
+    if reason is not None:
+        return reason
+    ranks = topology.lockstep.all_gather_object(own)
+    return slowest_of([[SumTimes(*row) for row in rows] for rows in ranks])

@@ -52,8 +52,11 @@ def create_fused(tp: Communicator, norm: AddNorm) -> "SumNorm | str":
     """
     fused: SumNorm | None = None
     reason = None
+    properties = torch.cuda.get_device_properties(norm.weight.device)
+    # As many as run at once on the smallest device, so that no row waits for one that does not run.
+    max_rows = min(tp.all_gather_object(properties.multi_processor_count))
     try:
-        fused = _make(tp, norm)
+        fused = _make(tp, norm, max_rows)
         cases = _cases(fused, norm)
         # Compiles the kernel, which takes each rank its own time: nobody waits for a peer yet.
         replace(fused, looks=1)(cases[0].xs[tp.rank], cases[0].residual, norm)
@@ -88,15 +91,13 @@ def trial(fused: "SumNorm", norm: AddNorm, rank: int, cases: list[Case]) -> tupl
     return None, digest.hexdigest()
 
 
-def _make(tp: Communicator, norm: AddNorm) -> "SumNorm":
+def _make(tp: Communicator, norm: AddNorm, max_rows: int) -> "SumNorm":
     from lockstep.worker.kernels.sum_norm import SumNorm
 
     assert tp.group is not None
-    properties = torch.cuda.get_device_properties(norm.weight.device)
-    # As many as run at once on the smallest device, so that no row waits for one that does not run.
-    places = min(tp.all_gather_object(properties.multi_processor_count))
-    max_rows = max(1, min(places, _MAX_BYTES // norm.weight.nbytes))
-    return SumNorm(PushBuffer.create(tp.group, max_rows, norm.weight.nbytes))
+    row_bytes = norm.weight.nbytes
+    rows = max(1, min(max_rows, _MAX_BYTES // row_bytes))
+    return SumNorm(PushBuffer.create(tp.group, rows, row_bytes))
 
 
 def _cases(fused: "SumNorm", norm: AddNorm) -> list[Case]:

@@ -2,9 +2,9 @@
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,41 +27,51 @@ class _Entry(NamedTuple):
     call: Callable[[], object]
 
 
-def measure(
-    topology: Topology,
-    norm: AddNorm,
-    fused: FusedAllReduce | None,
-    row_counts: Sequence[int],
-    backend: GraphBackend,
-) -> list[SumTimes]:
-    """This rank's times of ``topology.tp``'s algorithms; all of ``topology.lockstep`` call this.
+class Race:
+    """The algorithms of ``topology.tp`` in graphs; all of ``topology.lockstep`` do the same.
 
     Args:
+        fused: runs too where it serves.
         row_counts: of the tensors, whose rows have the norm's size.
-        backend: for graphs of its own; released at the end.
+        backend: for these graphs alone.
     """
-    entries = [
-        entry
-        for rows in row_counts
-        for entry in _entries(topology.tp.table.algorithms.values(), fused, norm, rows)
-    ]
-    with backend.session() as session:
-        for entry in entries:
-            session.warm_up(partial(_discard, entry.call, 1))
-        session.idle()
-        topology.retire()
-        topology.lockstep.barrier()
-        graphs = [
-            session.capture(partial(_discard, entry.call, _CALLS_PER_GRAPH)) for entry in entries
-        ]
-    topology.lockstep.barrier()
-    found: dict[int, dict[str, float]] = {}
-    for entry, graph in zip(entries, graphs, strict=True):
-        took = _microseconds(graph, norm.weight.device) / _CALLS_PER_GRAPH
-        found.setdefault(entry.num_bytes, {})[entry.name] = took
-    graphs.clear()
-    backend.release()
-    return [SumTimes(num_bytes, took) for num_bytes, took in found.items()]
+
+    def __init__(
+        self,
+        topology: Topology,
+        norm: AddNorm,
+        fused: FusedAllReduce | None,
+        row_counts: Sequence[int],
+        backend: GraphBackend,
+    ) -> None:
+        self._topology = topology
+        self._device = norm.weight.device
+        self._backend = backend
+        sums = topology.tp.table.algorithms.values()
+        self._entries = [e for rows in row_counts for e in _entries(sums, fused, norm, rows)]
+        self._graphs = list[Captured]()
+
+    def capture(self) -> None:
+        """Once eagerly, then into graphs."""
+        with self._backend.session() as session:
+            for entry in self._entries:
+                session.warm_up(partial(_repeat, entry.call, 1))
+            session.idle()
+            self._topology.retire()
+            for entry in self._entries:
+                self._graphs.append(session.capture(partial(_repeat, entry.call, _CALLS_PER_GRAPH)))
+
+    def times(self) -> list[SumTimes]:
+        """This rank's, once all ranks have captured."""
+        found: dict[int, dict[str, float]] = {}
+        for entry, graph in zip(self._entries, self._graphs, strict=True):
+            took = _microseconds(graph, self._device) / _CALLS_PER_GRAPH
+            found.setdefault(entry.num_bytes, {})[entry.name] = took
+        return [SumTimes(num_bytes, took) for num_bytes, took in found.items()]
+
+    def release(self) -> None:
+        self._graphs.clear()
+        self._backend.release()
 
 
 def row_counts_up_to(max_rows: int, row_bytes: int) -> list[int]:
@@ -70,7 +80,9 @@ def row_counts_up_to(max_rows: int, row_bytes: int) -> list[int]:
     return [1 << power for power in range(most.bit_length())]
 
 
-def _entries(sums: Any, fused: FusedAllReduce | None, norm: AddNorm, rows: int) -> Iterator[_Entry]:
+def _entries(
+    sums: Iterable[AllReduce], fused: FusedAllReduce | None, norm: AddNorm, rows: int
+) -> Iterator[_Entry]:
     # Zeros stay zeros however often they are summed in place.
     x = norm.weight.new_zeros(rows, len(norm.weight))
     residual = torch.zeros_like(x)
@@ -85,7 +97,7 @@ def _in_turn(algorithm: AllReduce, norm: AddNorm, x: Tensor, residual: Tensor) -
     return norm.add(algorithm(x), residual)
 
 
-def _discard(call: Callable[[], object], count: int) -> None:
+def _repeat(call: Callable[[], object], count: int) -> None:
     for _ in range(count):
         call()
 
