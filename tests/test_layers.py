@@ -86,12 +86,15 @@ def attributes_in(path: Path) -> set[str]:
 
 
 def test_graphs_are_captured_in_one_place() -> None:
-    """A second way to capture would have to register, compare and check all over again."""
+    """A second way to capture would have to register, compare and check all over again.
+
+    Those of the race are timed and dropped before anything is served.
+    """
     torchs = {"CUDAGraph", "capture_begin", "torch.cuda.graph", "make_graphed_callables"}
     found = {name_of(path): attributes_in(path) for path in FILES}
     assert {name for name, used in found.items() if torchs & used} == {"worker/graphs/cuda.py"}
     opened = {name for name, used in found.items() if "self._backend.session" in used}
-    assert opened == {"worker/graphs/runner.py"}
+    assert opened == {"worker/graphs/runner.py", "worker/sums/times.py"}
 
 
 def test_the_scheduler_loads_without_torch() -> None:
