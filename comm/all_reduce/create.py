@@ -2,10 +2,10 @@
 
 import logging
 import os
-from typing import Any, Protocol
 
 import torch
 
+from lockstep.comm.all_reduce.agreed import Host, agreed
 from lockstep.comm.all_reduce.base import AllReduce
 from lockstep.comm.all_reduce.choose import AllReduceTable
 from lockstep.comm.all_reduce.gloo_nccl import library_all_reduce
@@ -33,14 +33,6 @@ AUTO_TABLE = "one_shot:65536,two_shot:4194304,nccl"
 SYMMETRIC_BYTES = 4 << 20
 _SYMMETRIC = ("one_shot", "two_shot", FUSED)
 _WITHOUT_PEERS = "NCCL_P2P_DISABLE"
-
-
-class Host(Protocol):
-    """The host operations by which ranks agree on what works."""
-
-    def all_gather_object(self, obj: Any, timeout_s: float | None = None) -> list[Any]: ...
-
-    def barrier(self, timeout_s: float | None = None) -> None: ...
 
 
 def create_all_reduce(group: Group, choice: str, host: Host) -> AllReduceTable:
@@ -129,8 +121,3 @@ def _obstacle(group: Group, host: Host) -> str | None:
         if peer != own and not torch.cuda.can_device_access_peer(own, peer):
             return f"GPU {own} has no peer access to GPU {peer}"
     return None
-
-
-def agreed(host: Host, reason: str | None) -> str | None:
-    """The first reason that any rank has; all ranks get the same answer."""
-    return next((found for found in host.all_gather_object(reason) if found is not None), None)

@@ -109,7 +109,8 @@ def test_what_is_wrong_is_found_before_anything_relies_on_it(
 def test_a_rank_that_cannot_make_it_or_gets_other_bits_decides_for_all(monkeypatch, device) -> None:
     monkeypatch.setattr(fused, "_make", lambda tp, norm, rows: Answers())
     assert create_fused(Host(132, "rank 2 says no"), new_norm()) == "rank 2 says no"
-    assert create_fused(Host(132, None, "digest"), new_norm()) == "ranks get different bits"
+    assert create_fused(Host(132, None, "rank 2 cannot compile"), new_norm()).startswith("rank 2")
+    assert create_fused(Host(132, None, None, "digest"), new_norm()) == "ranks get different bits"
 
     def no_memory(tp: object, norm: object, rows: int) -> None:
         raise RuntimeError("driver says no")

@@ -4,8 +4,8 @@ import logging
 
 import torch
 
+from lockstep.comm.all_reduce.agreed import agreed, attempted
 from lockstep.comm.all_reduce.base import FusedAllReduce
-from lockstep.comm.all_reduce.create import agreed
 from lockstep.comm.all_reduce.fastest import fastest, slowest_of
 from lockstep.comm.all_reduce.table import FUSED, Choice, fused_bytes, parse_table
 from lockstep.comm.errors import CommError
@@ -90,12 +90,7 @@ def _fastest(
 
 def run_race(race: Race, topology: Topology) -> list[SumTimes] | str:
     """The slowest rank's times, or why there are none; the same on all ranks."""
-    reason = None
-    try:
-        race.capture()
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-    reason = agreed(topology.lockstep, reason)
+    _, reason = attempted(topology.lockstep, race.capture)
     own = race.times() if reason is None else []
     race.release()
     if reason is not None:

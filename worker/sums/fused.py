@@ -2,13 +2,14 @@
 
 import hashlib
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
+from lockstep.comm.all_reduce.agreed import agreed, attempted
 from lockstep.comm.all_reduce.base import AddNorm
-from lockstep.comm.all_reduce.create import agreed
 from lockstep.comm.all_reduce.push_buffer import PushBuffer
 from lockstep.comm.collectives import Communicator
 
@@ -50,28 +51,29 @@ def create_fused(tp: Communicator, norm: AddNorm) -> "SumNorm | str":
 
     To be called by all of them, on CUDA, where they can read each other's memory.
     """
-    fused: SumNorm | None = None
-    reason = None
     properties = torch.cuda.get_device_properties(norm.weight.device)
     # As many as run at once on the smallest device, so that no row waits for one that does not run.
     max_rows = min(tp.all_gather_object(properties.multi_processor_count))
-    try:
-        fused = _make(tp, norm, max_rows)
-        cases = _cases(fused, norm)
-        # Compiles the kernel, which takes each rank its own time: nobody waits for a peer yet.
-        replace(fused, looks=1)(cases[0].xs[tp.rank], cases[0].residual, norm)
-        torch.cuda.synchronize(norm.weight.device)
-        fused.memory.late.zero_()
-    except Exception as error:  # whatever a compiler or a driver says, sums go another way
-        reason = f"{type(error).__name__}: {error}"
-    reason = agreed(tp, reason)
-    if fused is None or reason is not None:
+    fused, reason = attempted(tp, partial(_make, tp, norm, max_rows))
+    if fused is None:
         return reason or "it was not made"
+    cases = _cases(fused, norm)
+    _, reason = attempted(tp, partial(_compile, fused, norm, cases[0].xs[tp.rank]))
+    if reason is not None:
+        return reason
     reason, digest = trial(replace(fused, looks=_TRIAL_LOOKS), norm, tp.rank, cases)
     digests = tp.all_gather_object(digest)
     if reason is None and len(set(digests)) > 1:
         reason = "ranks get different bits"
     return agreed(tp, reason) or fused
+
+
+def _compile(fused: "SumNorm", norm: AddNorm, x: Tensor) -> None:
+    """Calls of which nothing is expected: compiling takes each rank its own time."""
+    norm.add(x, x)
+    replace(fused, looks=1)(x, x, norm)
+    torch.cuda.synchronize(x.device)
+    fused.memory.late.zero_()
 
 
 def trial(fused: "SumNorm", norm: AddNorm, rank: int, cases: list[Case]) -> tuple[str | None, str]:
