@@ -1,6 +1,5 @@
 """How fast a device reads its memory: no step can read its weights and its KV cache faster."""
 
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -8,13 +7,14 @@ import msgspec
 import torch
 from torch import Tensor
 
+from lockstep.worker.stopwatch import least_seconds
+
 _CUDA_BYTES = 8 << 30
 _CPU_BYTES = 256 << 20
 _FREE_SHARE = 0.5
 # A buffer that fits into caches would measure these.
 _L2_TIMES = 16
 _PROGRAMS_PER_SM = (1, 2, 4, 8, 16, 32)
-_TRIALS = 5
 _READS_PER_TRIAL = 4
 
 Read = Callable[[], object]
@@ -42,7 +42,9 @@ def measure_ceiling(device: torch.device, num_bytes: int | None = None) -> Ceili
     """
     buffer = _buffer(num_bytes or _default_bytes(device), device)
     readers = _cuda_readers(buffer) if device.type == "cuda" else {0: buffer.view(torch.int64).sum}
-    seconds = {grid: _least_seconds(device, read) for grid, read in readers.items()}
+    seconds = {
+        grid: least_seconds(device, read, _READS_PER_TRIAL) for grid, read in readers.items()
+    }
     best = min(seconds, key=lambda grid: seconds[grid])
     return Ceiling(buffer.nbytes / seconds[best], buffer.nbytes, best)
 
@@ -76,27 +78,3 @@ def _cuda_readers(buffer: Tensor) -> dict[int, Read]:
     grids = [each * num_sms for each in _PROGRAMS_PER_SM]
     grids = [grid for grid in grids if grid < num_blocks(buffer)] + [num_blocks(buffer)]
     return {grid: partial(read, buffer, buffer.new_empty(grid)) for grid in grids}
-
-
-def _least_seconds(device: torch.device, read: Read) -> float:
-    """Of one reading, over trials of several in a row."""
-    read()
-    timed = _cuda_seconds if device.type == "cuda" else _host_seconds
-    return min(timed(read) for _ in range(_TRIALS)) / _READS_PER_TRIAL
-
-
-def _cuda_seconds(read: Read) -> float:
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    begin.record()
-    for _ in range(_READS_PER_TRIAL):
-        read()
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end)) / 1e3
-
-
-def _host_seconds(read: Read) -> float:
-    began = time.perf_counter()
-    for _ in range(_READS_PER_TRIAL):
-        read()
-    return time.perf_counter() - began

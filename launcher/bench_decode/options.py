@@ -1,19 +1,19 @@
 """What ``lockstep bench decode`` is asked."""
 
-import argparse
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta
 
-from lockstep.launcher import flags
-from lockstep.launcher.arguments import Parser
-from lockstep.launcher.config import Count, LaunchConfig, build_config
-from lockstep.launcher.files import check_writable
-from lockstep.launcher.strict import convert, suggestion
-from lockstep.worker.config import GraphModeName, ModelConfig
+from lockstep.launcher.bench_engine.options import (
+    TIMESTAMPS,
+    EngineBenchOptions,
+    described,
+    launch_config,
+    read_flags,
+)
+from lockstep.launcher.config import Count, LaunchConfig
+from lockstep.worker.config import ModelConfig
 from lockstep.worker.weights.model_config import model_config_from
 from lockstep.worker.weights.resolve import resolve_config
 
@@ -22,59 +22,29 @@ SUMMARY = "measure a decode step through the whole product, beside what the memo
 # Of an answer that is judged.
 GATE_PROMPT, GATE_LEN, GATE_IDS = 16, 64, 20
 
-_MODES: dict[str, dict[str, Any]] = {"eager": {"enforce_eager": True}} | {
-    name.lower(): {"cudagraph_mode": name} for name in get_args(GraphModeName) if name != "NONE"
-}
-_TIMESTAMPS = 4096
 _MAX_MODEL_LEN = 2048
+_BATCHES = (1, 8, 32, 128)
 
 
-def _help(text: str) -> Meta:
-    return Meta(description=text)
-
-
-class DecodeOptions(msgspec.Struct, frozen=True, kw_only=True):
+class DecodeOptions(EngineBenchOptions, frozen=True, kw_only=True):
     """The flags of ``lockstep bench decode`` beside those of an engine.
 
     Raises:
         ValueError: flags that need or exclude each other, or an unknown mode.
     """
 
-    batch: Annotated[tuple[Count, ...], _help("requests in a replica's batch")] = (1, 8, 32, 128)
-    input_len: Annotated[Count, _help("tokens of a prompt")] = 128
-    short_len: Annotated[Count, _help("tokens of the shorter of two answers")] = 16
-    long_len: Annotated[Count, _help("of the longer one: a step is the difference")] = 144
-    repetitions: Annotated[Count, _help("of each batch")] = 5
-    modes: Annotated[
-        str, _help("graph modes in turn, such as eager,full_and_piecewise (default: the engine's)")
-    ] = ""
-    ray: Annotated[bool, _help("ranks as Ray actors; else as child processes")] = True
-    compare_no_ray: Annotated[bool, _help("first with Ray, then without")] = False
-    gate: Annotated[bool, _help("hold answers against the model in plain torch")] = True
-    json: Annotated[str | None, _help("write all of it there")] = None
+    batch: Annotated[tuple[Count, ...], described("requests in a replica's batch")] = _BATCHES
+    input_len: Annotated[Count, described("tokens of a prompt")] = 128
+    short_len: Annotated[Count, described("tokens of the shorter of two answers")] = 16
+    long_len: Annotated[Count, described("of the longer one: a step is the difference")] = 144
+    gate: Annotated[bool, described("hold answers against the model in plain torch")] = True
 
     def __post_init__(self) -> None:
         if self.long_len <= self.short_len:
             raise ValueError(
                 f"long_len must be above short_len={self.short_len}, got {self.long_len}"
             )
-        if self.compare_no_ray and not self.ray:
-            raise ValueError("compare_no_ray needs a run with Ray to compare with, got --no-ray")
-        for name in self.mode_names:
-            if name and name not in _MODES:
-                raise ValueError(f"modes: {name!r} is not known{suggestion(name, list(_MODES))}")
-
-    @property
-    def launchers(self) -> tuple[str, ...]:
-        """In the order of their runs."""
-        return (("ray",) if self.ray else ()) + (
-            ("processes",) if self.compare_no_ray or not self.ray else ()
-        )
-
-    @property
-    def mode_names(self) -> tuple[str, ...]:
-        """As ``mode_settings`` knows them; "" is whatever the engine is told."""
-        return tuple(name.strip().lower() for name in self.modes.split(","))
+        super().__post_init__()
 
     @property
     def longest(self) -> int:
@@ -95,7 +65,7 @@ class DecodeCommand(msgspec.Struct, frozen=True, kw_only=True):
 
     def launch(self, mode: str) -> LaunchConfig:
         """Settings of an engine in that graph mode. Raises ConfigError if they cannot work."""
-        return build_config(self.engine | (_MODES[mode] if mode else {}))
+        return launch_config(self.engine, mode)
 
 
 def parse(argv: Sequence[str]) -> DecodeCommand:
@@ -105,13 +75,7 @@ def parse(argv: Sequence[str]) -> DecodeCommand:
         ConfigError: an unknown flag, a file that cannot be written.
         ValueError: names the field, its value and the limit.
     """
-    namespace = _parser().parse_args(argv)
-    options = convert(flags.given(namespace, DecodeOptions), DecodeOptions)
-    if options.json is not None:
-        check_writable("--json", Path(options.json))
-    given = flags.given(namespace, LaunchConfig)
-    if "model" not in given:
-        raise ValueError("model is required: pass --model")
+    options, given = read_flags(argv, "decode", SUMMARY, DecodeOptions)
     shape = model_config_from(resolve_config(given["model"]))
     engine = _engine_defaults(options, shape) | given
     _check_room(options, engine)
@@ -137,12 +101,5 @@ def _engine_defaults(options: DecodeOptions, model: ModelConfig) -> dict[str, An
         "max_num_seqs": max(options.batch),
         "max_model_len": min(max(options.longest, _MAX_MODEL_LEN), model.max_position_embeddings),
         "enable_prefix_caching": False,
-        "step_timestamps": _TIMESTAMPS,
+        "step_timestamps": TIMESTAMPS,
     }
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="lockstep bench decode", description=SUMMARY, allow_abbrev=False)
-    flags.add_flags(parser, DecodeOptions)
-    flags.add_flags(parser.add_argument_group("engine"), LaunchConfig)
-    return parser

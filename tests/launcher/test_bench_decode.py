@@ -11,10 +11,10 @@ from fake_engine import FakeEngine
 from msgspec import structs
 
 from lockstep.launcher.bench_decode import command
-from lockstep.launcher.bench_decode.load import Load
 from lockstep.launcher.bench_decode.numbers import DecodeReport, DecodeRow
 from lockstep.launcher.bench_decode.options import parse
 from lockstep.launcher.bench_decode.text import gate_text, report_table
+from lockstep.launcher.bench_engine.load import Load
 from lockstep.launcher.child_engine import start_child_engine
 from lockstep.launcher.cli import main
 from lockstep.launcher.config import LaunchConfig
@@ -101,8 +101,8 @@ def test_what_is_written_is_as_its_schema_says(measured: Measured) -> None:
     jsonschema.validate(msgspec.json.decode(measured.json), schema)
     row = msgspec.json.decode(measured.json)["runs"][0]["rows"][0]
     assert set(row) == set(DecodeRow.__struct_fields__)
-    assert measured.report.options["repetitions"] == REPETITIONS
-    assert measured.report.engine["max_num_seqs"] == 2
+    assert measured.report.setup.options["repetitions"] == REPETITIONS
+    assert measured.report.setup.engine["max_num_seqs"] == 2
 
 
 def test_the_table_comes_last(measured: Measured) -> None:
@@ -148,10 +148,11 @@ def test_what_is_not_asked_for_is_left_out(measured: Measured, capsys) -> None:
 def test_an_answer_that_ends_early_is_no_measurement(model: str) -> None:
     config = LaunchConfig(model=model, load_format="dummy", device="cpu")
     front = open_front_end(config, FakeEngine().start, lambda *stage: None)
-    load = Load(front, PROMPT)
-    assert load.seconds(2, PROMPT, seed=1) > 0
+    load = Load(front)
+    prompts = load.prompts(2, PROMPT, seed=1)
+    assert load.seconds(prompts, PROMPT) > 0
     with pytest.raises(EngineDead, match="request 0 of the load failed: it has 9 tokens"):
-        load.seconds(2, PROMPT + 1, seed=1)
+        load.seconds(prompts, PROMPT + 1)
 
 
 @pytest.mark.parametrize(

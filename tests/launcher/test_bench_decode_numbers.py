@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.comm.messages import DeviceTimes
-from lockstep.launcher.bench_decode.device_steps import SteadySteps, device_numbers, steady_steps
-from lockstep.launcher.bench_decode.numbers import ms_a_step, quantiles, spread
+from lockstep.launcher.bench_decode.steady_steps import steady_steps
+from lockstep.launcher.bench_engine.device_steps import NotedSteps, device_numbers
+from lockstep.launcher.bench_engine.numbers import ms_of_each, quantiles, spread
 
 values = st.lists(st.floats(0.001, 1e6), min_size=1, max_size=40)
 
@@ -32,7 +33,7 @@ def test_quantiles_leave_as_many_values_above_as_they_say(given_values: list[flo
 @given(st.floats(0, 10), st.floats(0.0001, 0.1), st.integers(1, 99), st.integers(1, 400))
 def test_prompts_and_overheads_fall_out(other_s: float, step_s: float, short: int, more: int):
     short_s, long_s = other_s + short * step_s, other_s + (short + more) * step_s
-    assert ms_a_step(short_s, long_s, more) == pytest.approx(step_s * 1e3, rel=1e-6)
+    assert ms_of_each(short_s, long_s, more) == pytest.approx(step_s * 1e3, rel=1e-6)
 
 
 @given(
@@ -58,16 +59,14 @@ def test_steady_steps_are_those_in_which_all_decode(
         if all(first < step < first + long_len for first in late) and step >= short_len
     ]
     kept = [step for step in decoding if num_before + step >= num_lost]
-    found = steady_steps(times, num_before=num_before, short_len=short_len, long_len=long_len)
+    found = steady_steps(times, num_before, short_len=short_len, long_len=long_len)
     pairs = max(0, len(kept) - 1)
-    assert found == SteadySteps([10] * pairs, [10 - busy] * pairs)
+    assert found == NotedSteps([10] * pairs, [10 - busy] * pairs)
 
 
 def test_all_ranks_and_repetitions_count() -> None:
-    found = device_numbers(
-        [SteadySteps([1_000_000], [2000]), SteadySteps([3_000_000] * 2, [0] * 2)]
-    )
+    found = device_numbers([NotedSteps([1_000_000], [2000]), NotedSteps([3_000_000] * 2, [0] * 2)])
     assert found is not None and (found.num_steps, found.clock_ns) == (3, 2000)
     assert (found.step_ms.p50, found.host_us.p50) == (3.0, 0.0)
     assert found.host_us.p99 == pytest.approx(1.96)
-    assert device_numbers([SteadySteps([], [])]) is None
+    assert device_numbers([NotedSteps([], [])]) is None

@@ -50,26 +50,39 @@ class Footprint:
         return seen * self._layer_kv_bytes()
 
     @property
-    def _heads(self) -> HeadLayout:
+    def heads(self) -> HeadLayout:
+        """Which of the heads a rank has, those that fill it up included."""
         return HeadLayout(self.config.num_heads, self.config.num_kv_heads, self.tp_size)
+
+    @property
+    def layer_products(self) -> dict[str, tuple[int, int]]:
+        """(input, output) features of each weight of a layer, in the order of their use."""
+        config, heads = self.config, self.heads
+        hidden, inner = config.hidden_size, config.intermediate_size // self.tp_size
+        q_size = heads.num_heads_local * config.head_dim
+        kv_size = heads.num_kv_heads_local * config.head_dim
+        return {
+            "qkv": (hidden, q_size + 2 * kv_size),
+            "o": (q_size, hidden),
+            "gate_up": (hidden, 2 * inner),
+            "down": (inner, hidden),
+        }
 
     def _bytes(self, elements: int) -> int:
         return elements * DTYPE_BYTES[self.config.dtype]
 
     def _layer_kv_bytes(self) -> int:
-        return self._bytes(2 * self._heads.num_kv_heads_local * self.config.head_dim)
+        return self._bytes(2 * self.heads.num_kv_heads_local * self.config.head_dim)
 
     def _vocab_elements(self) -> int:
         rows = padded_vocab(self.config.vocab_size, self.tp_size) // self.tp_size
         return rows * self.config.hidden_size
 
     def _layer_elements(self) -> int:
-        config, heads = self.config, self._heads
-        hidden, inner = config.hidden_size, config.intermediate_size // self.tp_size
-        q_size = heads.num_heads_local * config.head_dim
-        qkv_size = q_size + 2 * heads.num_kv_heads_local * config.head_dim
-        weights = hidden * (qkv_size + q_size + 3 * inner)
+        config, products, hidden = self.config, self.layer_products, self.config.hidden_size
+        qkv_size, gate_up_size = products["qkv"][1], products["gate_up"][1]
+        weights = sum(in_size * out_size for in_size, out_size in products.values())
         norms = 2 * hidden + 2 * config.head_dim * config.qk_norm
-        mlp_bias = (2 * inner + hidden) * config.mlp_bias
+        mlp_bias = (gate_up_size + hidden) * config.mlp_bias
         biases = qkv_size * config.qkv_bias + hidden * config.o_bias + mlp_bias
         return weights + norms + biases

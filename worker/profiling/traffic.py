@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from lockstep.parallel.shard import HeadLayout, padded_vocab
+from lockstep.parallel.shard import padded_vocab
 from lockstep.worker.config import ModelConfig
 from lockstep.worker.models.footprint import DTYPE_BYTES, Footprint
 
@@ -27,7 +27,7 @@ class Traffic:
         Args:
             gated: this "gate_up" multiplies gate and up itself and writes half as much.
         """
-        if role in self._products():
+        if role is not None and role in self._products():
             return self._product(role, gated=gated)
         elements = self._activations().get(role or "")
         if elements is not None:
@@ -38,18 +38,12 @@ class Traffic:
             return self.num_tokens * self._vocab * _FLOAT32
         return None
 
-    def _products(self) -> dict[str | None, tuple[int, int]]:
+    def _products(self) -> dict[str, tuple[int, int]]:
         """(input, output) features of each weight."""
-        hidden = self._config.hidden_size
-        return {
-            "qkv": (hidden, self._q_size + 2 * self._kv_size),
-            "o": (self._q_size, hidden),
-            "gate_up": (hidden, 2 * self._inner),
-            "down": (self._inner, hidden),
-            "lm_head": (hidden, self._vocab),
-        }
+        lm_head = (self._config.hidden_size, self._vocab)
+        return {**self.footprint.layer_products, "lm_head": lm_head}
 
-    def _product(self, role: str | None, *, gated: bool) -> int:
+    def _product(self, role: str, *, gated: bool) -> int:
         in_size, out_size = self._products()[role]
         written = out_size // 2 if gated and role == "gate_up" else out_size
         out_element = _FLOAT32 if role == "lm_head" else self._element
@@ -88,16 +82,11 @@ class Traffic:
 
     @property
     def _q_size(self) -> int:
-        return self._heads.num_heads_local * self._config.head_dim
+        return self.footprint.heads.num_heads_local * self._config.head_dim
 
     @property
     def _kv_size(self) -> int:
-        return self._heads.num_kv_heads_local * self._config.head_dim
-
-    @property
-    def _heads(self) -> HeadLayout:
-        config = self._config
-        return HeadLayout(config.num_heads, config.num_kv_heads, self.footprint.tp_size)
+        return self.footprint.heads.num_kv_heads_local * self._config.head_dim
 
     @property
     def _vocab(self) -> int:
