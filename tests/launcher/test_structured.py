@@ -1,6 +1,7 @@
 """Structured output from a call to its text: a tiny model with random weights in this process."""
 
 import json
+import random
 import re
 import threading
 from collections.abc import Iterator
@@ -8,20 +9,25 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import msgspec
 import pytest
 from byte_model import END, VOCAB, byte_tokenizer, write_byte_model
 from fake_engine import FakeEngine
+from launch_cases import resolved_config
 from served import Served, serving
+from token_backends import byte_fallback, byte_level
+from tokenizers import Tokenizer as Backend
 
 from lockstep.comm.sampling import SamplingParams
 from lockstep.comm.structured import StructuredOutputs
 from lockstep.launcher import structured
 from lockstep.launcher.generate import prepare_all
+from lockstep.launcher.grammars import create_compiler
 from lockstep.launcher.inputs import BadInput, parse_json, read_lines
 from lockstep.launcher.llm import LLM
 from lockstep.launcher.local import start_inline_engine
 from lockstep.launcher.prepare import Preparer
-from lockstep.launcher.tokenize import NoTokenizer, Tokenizer
+from lockstep.launcher.tokenize import NoTokenizer, Tokenizer, load_tokenizer
 from lockstep.worker.grammars import grammar
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -172,12 +178,13 @@ def test_without_the_library_the_extra_is_named_and_all_else_served(
 def test_a_grammar_that_takes_long_holds_up_no_other_prompt(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate, check = threading.Event(), structured.check_grammar
-    monkeypatch.setattr(structured, "check_grammar", lambda each: gate.wait(60) and check(each))
+    begun, gate = threading.Event(), threading.Event()
+    monkeypatch.setattr(structured, "check_grammar", lambda _: begun.set() or gate.wait(60))
     slow = threading.Thread(
         target=served.ask, args=[CHAT, say(structured_outputs={"regex": "slow"})]
     )
     slow.start()
+    assert begun.wait(60)
     assert served.ask(COMPLETIONS, {"prompt": "x", "max_tokens": 1}).status == 200
     gate.set()
     slow.join(60)
@@ -220,6 +227,39 @@ def test_a_line_s_own_form_stands_above_that_of_all_lines() -> None:
     ):
         given = parse_json(f'{{"prompt": "x"{own}}}')
         assert prepare(given).sampling.structured_outputs == expected
+
+
+@pytest.mark.parametrize("backend", [byte_level(), byte_fallback()], ids=["level", "fallback"])
+def test_any_walk_is_text_as_the_tokenizer_writes_it(backend: Backend, tmp_path: Path) -> None:
+    """Characters of several tokens, and words that bring the space before them."""
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer, size = load_tokenizer(str(tmp_path)), backend.get_vocab_size() + 3
+    worker = resolved_config().worker
+    model = msgspec.structs.replace(worker.model, vocab_size=size)
+    config = msgspec.structs.replace(worker, model=model, tokenizer_path=str(tmp_path))
+    compiler, pattern = (
+        create_compiler(config),
+        "x( hello| world|</s>|[\u00e9\u00fc\U0001f600]){3,9}",
+    )
+    assert compiler is not None
+    texts, used = set(), set()
+    for seed in range(30):
+        matcher = compiler.start(StructuredOutputs(regex=pattern), [], []).result()
+        rng, taken = random.Random(seed), list[int]()
+        while not matcher.complete:
+            taken.append(rng.choice(ids_in(matcher.mask)))
+            matcher.take(taken[-1])
+        texts.add(tokenizer.decode(taken))
+        used.update(taken)
+    assert all(re.fullmatch(pattern, text) for text in texts) and len(texts) > 20
+    assert max(used) < size - 3 and not used & tokenizer.special_ids
+    words = {backend.token_to_id(f"\u2581{word}") for word in ("hello", "world")} - {None}
+    assert words <= used
+
+
+def ids_in(mask: bytes) -> list[int]:
+    bits = int.from_bytes(mask, "little")
+    return [token_id for token_id in range(8 * len(mask)) if bits >> token_id & 1]
 
 
 def test_many_prompts_of_a_call_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:

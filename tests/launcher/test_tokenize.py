@@ -7,8 +7,9 @@ import pytest
 from gguf import GGUFWriter, TokenType
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
+from token_backends import byte_fallback, byte_level
 from tokenizers import Tokenizer as Backend
+from tokenizers import pre_tokenizers
 
 from lockstep.launcher.chat_template import ChatTemplate
 from lockstep.launcher.detokenize import IncrementalDetokenizer
@@ -21,36 +22,6 @@ CHAT = (
     "<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-
-
-def byte_level() -> Backend:
-    """One token a byte, as byte-level BPE has before any merge; <s> is put in front."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Backend(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken("<s>", special=True), AddedToken("</s>", special=True)])
-    backend.post_processor = processors.TemplateProcessing(
-        single="<s> $A", special_tokens=[("<s>", backend.token_to_id("<s>"))]
-    )
-    return backend
-
-
-def byte_fallback() -> Backend:
-    """Words with a leading space mark, everything else as byte tokens, as Llama 2 has it."""
-    words = ["<unk>", "\u2581hello", "\u2581world", "\u2581"]
-    vocab = [(w, -1.0) for w in words] + [(f"<0x{b:02X}>", -9.0) for b in range(256)]
-    backend = Backend(models.Unigram(vocab, unk_id=0, byte_fallback=True))
-    backend.pre_tokenizer = pre_tokenizers.Metaspace()
-    backend.decoder = decoders.Sequence(
-        [
-            decoders.Replace("\u2581", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
-    )
-    return backend
 
 
 def tokenizer_of(backend: Backend) -> Tokenizer:

@@ -15,6 +15,7 @@ _JSON_OPTIONS = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,64}"}
 # How the model cuts a text into tokens is the model's choice also where the text is forced. The
 # last such line of a grammar counts.
 _NO_FORCING = '\n%llguidance {"no_forcing": true}\n'
+_PLACE = re.compile(r"^at \d+\(\d+\): ")
 _APPENDED = re.compile(r"\n *\d+ \| |\n<state>")
 _SHOWN = 300
 
@@ -39,7 +40,9 @@ def check_grammar(structured: StructuredOutputs) -> None:
     try:
         matcher = Matcher(compile_grammar(structured, SINGLE_BYTES.open()), SINGLE_BYTES.size, [])
     except GrammarError as error:
-        raise GrammarError(f"{structured.kind}: {error}") from None
+        # Of all but a grammar the user does not know the source that has these lines.
+        said = str(error) if structured.grammar else _PLACE.sub("", str(error))
+        raise GrammarError(f"{structured.kind}: {said}") from None
     if matcher.complete:
         raise GrammarError(f"{structured.kind}: it allows no text")
 
