@@ -3,14 +3,10 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from lockstep.worker.grammars.grammar import GrammarError, short
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
-
-_WORD_BITS = 32
 
 
 class Matcher:
@@ -43,23 +39,24 @@ class Matcher:
         self._look()
 
     def _look(self) -> None:
-        bits = np.frombuffer(self._state.compute_bitmask(), dtype="<u4").copy()
+        bits = bytearray(self._state.compute_bitmask())
         if self._state.is_error():
             raise GrammarError(short(self._state.get_error()))
         may_end = _take_bit(bits, self._vocab_size)
         for token_id in self._ends:
             _take_bit(bits, token_id)
-        self.complete = may_end and not bits.any()
-        if not (may_end or bits.any()):
+        may_go_on = bits != bytes(len(bits))
+        if not (may_end or may_go_on):
             raise GrammarError("no token of the model can continue the text")
+        self.complete = not may_go_on
         for token_id in self._ends if may_end else ():
-            bits[token_id // _WORD_BITS] |= np.uint32(1 << token_id % _WORD_BITS)
-        self.mask = bits[: -(-self._vocab_size // _WORD_BITS)].tobytes()
+            bits[token_id >> 3] |= 1 << (token_id & 7)
+        self.mask = bytes(bits[: 4 * -(-self._vocab_size // 32)])
 
 
-def _take_bit(bits: np.ndarray, token_id: int) -> bool:
+def _take_bit(bits: bytearray, token_id: int) -> bool:
     """Clear a bit; True if it was set."""
-    word, bit = divmod(token_id, _WORD_BITS)
-    was = bool(bits[word] >> np.uint32(bit) & np.uint32(1))
-    bits[word] &= ~np.uint32(1 << bit)
-    return was
+    bit = 1 << (token_id & 7)
+    was = bits[token_id >> 3] & bit
+    bits[token_id >> 3] &= ~bit
+    return bool(was)
