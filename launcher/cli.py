@@ -65,7 +65,7 @@ _OFFLINE = {
     "backends": ("list attention backends", "lockstep.launcher.backends"),
     "top": ("watch a server", "lockstep.launcher.top.command"),
     "profile": ("say what bounds a decode step here", "lockstep.launcher.profile.command"),
-    "bench": ("measure a server, or a decode step", "lockstep.launcher.bench.command"),
+    "bench": ("measure a server, or a step of an engine", "lockstep.launcher.bench.command"),
 }
 # Commands with one of their own.
 _SERVING = {"serve": ("answer requests over HTTP", "lockstep.launcher.serve.command")}

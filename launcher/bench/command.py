@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
         ConfigError: one line that names flag, value and limit.
         LaunchError: there is no server to measure, or no engine.
     """
-    parser = Parser(prog="lockstep bench", description="Measure a server, or a decode step.")
+    parser = Parser(prog="lockstep bench", description="Measure a server, or a step of an engine.")
     parser.add_argument("what", choices=list(_BENCHES), help="see 'lockstep bench WHAT --help'")
     what: str = parser.parse_args(argv[:1]).what
     return _BENCHES[what](argv[1:])
@@ -100,7 +100,14 @@ def bench_decode(argv: Sequence[str]) -> int:
     return main(argv)
 
 
-_BENCHES = {"serve": bench_serve, "decode": bench_decode}
+def bench_prefill(argv: Sequence[str]) -> int:
+    """See ``bench_prefill.command.main``, which loads torch."""
+    from lockstep.launcher.bench_prefill.command import main
+
+    return main(argv)
+
+
+_BENCHES = {"serve": bench_serve, "decode": bench_decode, "prefill": bench_prefill}
 
 
 def _report_failures(runs: Sequence[Run]) -> int:

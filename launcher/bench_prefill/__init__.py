@@ -1,0 +1,1 @@
+"""``lockstep bench prefill``: what a chunk of a prompt takes, through the whole product."""
