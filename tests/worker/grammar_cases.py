@@ -79,7 +79,9 @@ def patient_compiler(vocab_size: int = TINY.vocab_size) -> PatientCompiler:
 def asking(name: str, structured: StructuredOutputs, **more: object) -> AddRequest:
     """A request whose text shall have that form; no case needs more tokens."""
     options = {"max_tokens": 55, "temperature": 1.0, "stop_ids": [END]} | more
-    return request(name, [5, 17, 3], structured_outputs=structured, **options)
+    return request(
+        name, [5, 17, 3, 8, 20, 21, 22, 23, 24], structured_outputs=structured, **options
+    )
 
 
 def constrained(seeds: Iterable[int]) -> list[AddRequest]:

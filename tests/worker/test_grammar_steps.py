@@ -67,6 +67,7 @@ WAYS = {
     "overlapped": {"run_ahead": 2},
     "graphs, far ahead": {"graph_mode": "FULL_AND_PIECEWISE", "run_ahead": 4},
     "prompts in chunks of one block": {"max_num_batched_tokens": 7},
+    "no prefix cache": {"caching": False, "num_blocks": 120},
     "so few blocks that requests are preempted": {"num_blocks": 19},
 }
 
@@ -76,7 +77,9 @@ def test_every_way_of_serving_gives_the_same_tokens(way: str, expected, compiler
     served, scheduler, worker = serve(config(**WAYS[way]), mixed(), compiler)
     assert served.tokens == expected
     assert {served.finish[add.req_id] for add in constrained(SEEDS)} == {"stop"}
-    assert (scheduler.stats().replicas[0].num_preemptions > 0) == ("preempted" in way)
+    stats = scheduler.stats().replicas[0]
+    assert (stats.num_preemptions > 0) == ("preempted" in way)
+    assert (stats.num_cached_tokens > 0) == (way != "no prefix cache")
     assert (worker.metrics.num_steps[RunMode.FULL] > 0) == ("graphs" in way)
 
 
