@@ -93,6 +93,7 @@ class Served:
         self.tokens: dict[str, list[int]] = {}
         self.finish: dict[str, str] = {}
         self.logprobs: dict[str, list[object]] = {}
+        self.errors: dict[str, str] = {}
 
     def take(self, deltas: list[TokenDelta]) -> None:
         for delta in deltas:
@@ -100,6 +101,8 @@ class Served:
             self.logprobs.setdefault(delta.req_id, []).extend(delta.logprobs or [])
             if delta.finish_reason:
                 self.finish[delta.req_id] = delta.finish_reason
+            if delta.error:
+                self.errors[delta.req_id] = delta.error
 
 
 def serve(

@@ -23,6 +23,8 @@ from inline import worker_config as config
 from lockstep.comm.messages import AddRequest
 from lockstep.comm.structured import StructuredOutputs
 from lockstep.worker.grammars.compiler import GrammarCompiler
+from lockstep.worker.grammars.grammar import GrammarError
+from lockstep.worker.grammars.matcher import Matcher
 from lockstep.worker.graphs.mode import RunMode
 from lockstep.worker.loop import Worker
 from lockstep.worker.masks import LaneMasks
@@ -206,6 +208,25 @@ def test_what_cannot_be_compiled_ends_alone(compiler: PatientCompiler) -> None:
     assert served.finish == {"bad": "error", "good": "stop", "a": "length"}
     with pytest.raises(ValueError, match="structured_outputs are not served"):
         Watched(None).scheduler.add(asking("r", StructuredOutputs(regex="a")))
+
+
+def test_a_grammar_that_grows_too_large_on_the_way_ends_alone(
+    compiler: PatientCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take, y = Matcher.take, ord("y") - 32
+
+    def limited(matcher: Matcher, token_id: int) -> None:
+        if token_id == y:
+            raise GrammarError("too complex")
+        take(matcher, token_id)
+
+    monkeypatch.setattr(Matcher, "take", limited)
+    watched = Watched(compiler)
+    others = asking("good", StructuredOutputs(choice=CITIES)), *free()[:1]
+    served = watched.run(asking("bad", StructuredOutputs(regex="xyz")), *others)
+    watched.scheduler.check_conserved()
+    assert served.finish == {"bad": "error", "good": "stop", "a": "length"}
+    assert served.errors == {"bad": "structured_outputs: too complex"}
 
 
 def test_others_are_served_while_a_grammar_is_compiled() -> None:
