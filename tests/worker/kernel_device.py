@@ -23,5 +23,10 @@ def kernel_device() -> torch.device:
     return torch.device("cpu")
 
 
-# The interpreter turns one-element arrays into loop bounds, which numpy is about to forbid.
-interpreted = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
+def kernel_marks() -> list[pytest.MarkDecorator]:
+    """Of a module whose kernels run on ``kernel_device``: a test of a GPU where there is one."""
+    if torch.cuda.is_available():
+        return [pytest.mark.gpu]
+    # The interpreter turns one-element arrays into loop bounds, which numpy is about to forbid.
+    ignored = "ignore:Conversion of an array:DeprecationWarning"
+    return [pytest.mark.filterwarnings(ignored)]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from compilations import compilations
-from kernel_device import interpreted, kernel_device
+from kernel_device import kernel_device, kernel_marks
 from paged_cases import PagedCase, make_case
 from torch import Tensor
 
@@ -22,7 +22,7 @@ from lockstep.worker.kernels import (  # noqa: E402
 )
 from lockstep.worker.kernels.decode_attention import DecodeWorkspace  # noqa: E402
 
-pytestmark = interpreted
+pytestmark = kernel_marks()
 SCALE = 0.3
 CASES = {
     "decode": ([1, 1, 1, 1], [1, 4, 5, 37]),

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from kernel_device import interpreted, kernel_device
+from kernel_device import kernel_device, kernel_marks
 from sampling_cases import join, lane_state, random_logits
 
 DEVICE = kernel_device()
@@ -14,7 +14,7 @@ from lockstep.worker.kernels.adjust import adjust  # noqa: E402
 from lockstep.worker.kernels.cut import LIST_CAPACITY, draw_filtered  # noqa: E402
 from lockstep.worker.kernels.sample import draw  # noqa: E402
 
-pytestmark = interpreted
+pytestmark = kernel_marks()
 
 KINDS = [
     {},

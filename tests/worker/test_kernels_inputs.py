@@ -3,14 +3,14 @@
 import pytest
 import torch
 from compilations import compilations
-from kernel_device import interpreted, kernel_device
+from kernel_device import kernel_device, kernel_marks
 
 DEVICE = kernel_device()
 
 from lockstep.worker.state import StepState  # noqa: E402
 from lockstep.worker.step_inputs import StepInputs  # noqa: E402
 
-pytestmark = interpreted
+pytestmark = kernel_marks()
 MAX_LANES, WIDTH, BLOCK_SIZE, VOCAB = 7, 5, 16, 11
 
 

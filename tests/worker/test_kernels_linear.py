@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from compilations import compilations
-from kernel_device import interpreted, kernel_device
+from kernel_device import kernel_device, kernel_marks
 from torch import Tensor
 
 DEVICE = kernel_device()
@@ -16,7 +16,7 @@ from lockstep.worker.kernels.linear import (  # noqa: E402
     Tiles,
 )
 
-pytestmark = interpreted
+pytestmark = kernel_marks()
 # The interpreter has no arithmetic in bfloat16.
 DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16
 SHAPES = [(40, 1024), (1000, 96), (65, 2048), (300, 600)]

@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from kernel_device import interpreted, kernel_device
+from kernel_device import kernel_device, kernel_marks
 from mask_oracle import masked, random_masks, some_logits
 
 DEVICE = kernel_device()
 
 from lockstep.worker.kernels.mask import forbid  # noqa: E402
 
-pytestmark = interpreted
+pytestmark = kernel_marks()
 
 
 def packed(masks, *, device):

@@ -5,13 +5,13 @@ from operator import xor
 
 import pytest
 import torch
-from kernel_device import interpreted, kernel_device
+from kernel_device import kernel_device, kernel_marks
 
 DEVICE = kernel_device()
 
 from lockstep.worker.kernels.read import num_blocks, read  # noqa: E402
 
-pytestmark = interpreted
+pytestmark = kernel_marks()
 
 
 @pytest.mark.parametrize("programs", [1, 3, 8])

@@ -3,14 +3,14 @@
 import pytest
 import torch
 from compilations import compilations
-from kernel_device import interpreted, kernel_device
+from kernel_device import kernel_device, kernel_marks
 from torch import Tensor
 
 DEVICE = kernel_device()
 
 from lockstep.worker.kernels import activation, norm, ops, rope, store_kv  # noqa: E402
 
-pytestmark = interpreted
+pytestmark = kernel_marks()
 EPS = 1e-5
 
 

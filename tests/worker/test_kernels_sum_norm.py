@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from kernel_device import interpreted, kernel_device
+from kernel_device import kernel_device, kernel_marks
 from torch import Tensor
 
 if kernel_device().type == "cuda":
@@ -25,7 +25,7 @@ from lockstep.worker.kernels import ops, sum_norm
 from lockstep.worker.kernels.push import waiting
 from lockstep.worker.sums.fused import Case
 
-pytestmark = interpreted
+pytestmark = kernel_marks()
 EPS = 1e-5
 MAX_ROWS = 2
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from kernel_device import interpreted, kernel_device
+from kernel_device import kernel_device, kernel_marks
 from sampling_cases import OneRank, join, lane_state, random_logits
 
 DEVICE = kernel_device()
@@ -15,7 +15,7 @@ from lockstep.worker.sampling_state import Variant  # noqa: E402
 from lockstep.worker.state import StepState  # noqa: E402
 from lockstep.worker.step import Step  # noqa: E402
 
-pytestmark = interpreted
+pytestmark = kernel_marks()
 VOCAB, LANES = 60, 12
 
 

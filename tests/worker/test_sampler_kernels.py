@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from kernel_device import interpreted, kernel_device
+from kernel_device import kernel_device, kernel_marks
 from sampling_cases import join, lane_state, random_logits
 
 DEVICE = kernel_device()
@@ -12,7 +12,7 @@ DEVICE = kernel_device()
 from lockstep.worker.kernels import sample  # noqa: E402
 from lockstep.worker.noise import gumbel  # noqa: E402
 
-pytestmark = interpreted
+pytestmark = kernel_marks()
 TEMPERATURES = [0.0, 1.0, 0.3, 5.0, 1e-4]
 
 
