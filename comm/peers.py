@@ -63,23 +63,35 @@ class Peers:
         others = [rank for rank in ranks if rank != self._global_rank]
         deadline = time.monotonic() + _GRACE_S
         while True:
-            # Looked up before the reports: a victim reports and then goes.
-            gone = [rank for rank in others if self._is_gone(rank)]
-            reports = {rank: self._report_of(rank) for rank in others}
-            silent = [rank for rank, report in reports.items() if report is None]
-            lost = [rank for rank in gone if rank in silent]
-            if lost:
-                return PeerLost(lost[0], f"its process is gone, noticed in {what}")
-            for rank, reason in reports.items():
-                if reason:
-                    return PeerLost(rank, f"it gave up ({reason}), noticed in {what}")
+            cause = self._cause(others, what)
+            if cause is not None:
+                return cause
+            silent = [rank for rank in others if self._report_of(rank) is None]
             if not silent or time.monotonic() > deadline:
                 break
             time.sleep(_POLL_S)
+        # Who has reported is a victim, who is silent waits: for somebody in a group of another axis.
+        outside = [rank for rank in self._members if rank not in ranks]
+        cause = self._cause(outside, what)
+        if cause is not None:
+            return cause
         if silent and "timed out" in str(error).lower():
             return CommTimeout(f"{what}: ranks {silent} do not take part ({error})")
         where = f"while ranks {silent} saw nothing" if silent else "on all ranks"
         return CommError(f"{what} failed {where}: {error}")
+
+    def _cause(self, ranks: Sequence[int], what: str) -> PeerLost | None:
+        """The rank among these that is gone without a report, or has given up by itself."""
+        # Looked up before the reports: a victim reports and then goes.
+        gone = [rank for rank in ranks if self._is_gone(rank)]
+        reports = {rank: self._report_of(rank) for rank in ranks}
+        lost = next((rank for rank in gone if reports[rank] is None), None)
+        if lost is not None:
+            return PeerLost(lost, f"its process is gone, noticed in {what}")
+        for rank, reason in reports.items():
+            if reason:
+                return PeerLost(rank, f"it gave up ({reason}), noticed in {what}")
+        return None
 
     def _report_of(self, rank: int) -> str | None:
         with suppress(RuntimeError):

@@ -70,8 +70,13 @@ def run_ranks(
     return [outcome.value for outcome in outcomes]
 
 
-def join(rank: Rank, *, device: str = "cpu", all_reduce: str = "auto", **sizes: Any) -> Any:
-    """The Topology of this rank; ``sizes`` are fields of ParallelConfig, tp_size all by default."""
+def join(
+    rank: Rank, *, device: str = "cpu", all_reduce: str = "auto", epoch: int = 0, **sizes: Any
+) -> Any:
+    """The Topology of this rank; ``sizes`` are fields of ParallelConfig, tp_size all by default.
+
+    Who joins again needs another ``epoch``.
+    """
     import torch
     from torch import distributed
 
@@ -88,7 +93,7 @@ def join(rank: Rank, *, device: str = "cpu", all_reduce: str = "auto", **sizes: 
     dp_rank, tp_rank = mesh.coordinates(rank.rank, config)
     spec = RankSpec(
         global_rank=rank.rank, world_size=rank.size, dp_rank=dp_rank, tp_rank=tp_rank,
-        device=f"cuda:{rank.rank}" if device == "cuda" else device,
+        device=f"cuda:{rank.rank}" if device == "cuda" else device, epoch=epoch,
     )  # fmt: skip
     store = join_store(rank.master_addr, rank.master_port, config.timeout_s)
     return Topology.create(spec, config, store=store, all_reduce=all_reduce)

@@ -10,11 +10,21 @@ import msgspec
 from grammar_cases import patient_compiler
 from inline import Served, make_scheduler
 from ranks import Rank, join
+from rig import chunk
+from rig import join as join_lane
 
 from lockstep.comm.codec import decode_result, encode
-from lockstep.comm.messages import AddRequest, GraphCost, StepPlan, StepResult
+from lockstep.comm.messages import (
+    AddRequest,
+    GraphCost,
+    ReplicaPlan,
+    StepAgreement,
+    StepPlan,
+    StepResult,
+)
 from lockstep.parallel.topology import Topology
 from lockstep.worker.config import WorkerConfig
+from lockstep.worker.graphs.mode import RunMode
 from lockstep.worker.loop import Worker
 from lockstep.worker.results import Pending
 from lockstep.worker.schedule import late_captures
@@ -28,6 +38,15 @@ def serve_on_ranks(
     config = msgspec.msgpack.decode(config_bytes, type=WorkerConfig)
     sizes = msgspec.structs.asdict(config.parallel)
     topology = join(rank, device=device, all_reduce=config.all_reduce, **sizes)
+    outcome = serve_over(topology, config, adds)
+    topology.destroy()
+    return outcome
+
+
+def serve_over(
+    topology: Topology, config: WorkerConfig, adds: list[AddRequest]
+) -> tuple[dict[str, list[int]], list[StepPlan]]:
+    """``serve_on_ranks`` over groups that are there, and stay."""
     worker = Worker(config, topology.spec, topology)
     ready = worker.start()
     structured = any(add.sampling.structured_outputs for add in adds)
@@ -38,7 +57,6 @@ def serve_on_ranks(
     outcome = run_together(worker, scheduler, topology)
     scheduler.check_conserved()
     worker.close()
-    topology.destroy()
     return outcome
 
 
@@ -85,3 +103,19 @@ def assert_alike(results: list[StepResult], tp_size: int) -> None:
     for first in range(0, len(results), tp_size):
         replica = results[first : first + tp_size]
         assert len({(result.counts, result.token_ids) for result in replica}) == 1, replica
+
+
+def run_but_skip(rank: Rank, config_bytes: bytes, device: str = "cpu") -> None:
+    """The last rank leaves out the second step, as no worker should."""
+    config = msgspec.msgpack.decode(config_bytes, type=WorkerConfig)
+    topology = join(rank, device=device, **msgspec.structs.asdict(config.parallel))
+    worker = Worker(config, topology.spec, topology)
+    worker.start()
+    prompt = ReplicaPlan(1, joins=[join_lane(0, [1, 2], num_prompt=4)], chunks=[chunk(0, [7] * 4)])
+    idle = [ReplicaPlan(0)] * (config.parallel.dp_size - 1)
+    for step_id in range(4):
+        busy = ReplicaPlan(1) if step_id else prompt
+        counts = [1 if step_id else 4, *[1] * len(idle)]
+        agreement = StepAgreement(RunMode.EAGER, None, counts, int(step_id > 0))
+        if (rank.rank, step_id) != (rank.size - 1, 1):
+            worker.execute(StepPlan(0, step_id, agreement, [busy, *idle]))

@@ -8,7 +8,7 @@ import pytest
 from grammar_cases import constrained, patient_compiler
 from inline import dummy_model, make_scheduler, request, worker_config
 from inline import serve as serve_inline
-from lockstep_ranks import run_together, serve_on_ranks
+from lockstep_ranks import run_but_skip, run_together, serve_on_ranks
 from ranks import Rank, rank_outcomes, run_ranks
 from ranks import join as join_ranks
 from rig import chunk, decode_alone, eager, join
@@ -119,20 +119,6 @@ def test_an_idle_replica_communicates_in_every_step_as_a_busy_one_does() -> None
     for replica in (0, 1):
         idle = {p.agreement.run_mode for p in plans if not p.replicas[replica].num_lanes}
         assert idle == {RunMode.PIECEWISE, RunMode.FULL}, "an idle replica in both modes"
-
-
-def run_but_skip(rank: Rank, config_bytes: bytes) -> None:
-    """Rank 1 leaves out the second step, as no worker should."""
-    config = msgspec.msgpack.decode(config_bytes, type=WorkerConfig)
-    topology = join_ranks(rank, **msgspec.structs.asdict(config.parallel))
-    worker = Worker(config, topology.spec, topology)
-    worker.start()
-    prompt = ReplicaPlan(1, joins=[join(0, [1, 2], num_prompt=4)], chunks=[chunk(0, [7] * 4)])
-    for step_id in range(4):
-        busy = ReplicaPlan(1) if step_id else prompt
-        agreement = StepAgreement(RunMode.EAGER, None, [1 if step_id else 4, 1], int(step_id > 0))
-        if (rank.rank, step_id) != (1, 1):
-            worker.execute(StepPlan(0, step_id, agreement, [busy, ReplicaPlan(0)]))
 
 
 @pytest.mark.parametrize("verify", [False, True])
