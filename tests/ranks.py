@@ -99,6 +99,13 @@ def join(
     return Topology.create(spec, config, store=store, all_reduce=all_reduce)
 
 
+def num_gpus() -> int:
+    """How many ranks a test over GPUs has: all that there are. On fewer than two it is skipped."""
+    import torch
+
+    return max(2, torch.cuda.device_count())
+
+
 def rank_outcomes(
     fn: Callable[..., Any], size: int, *args: Any, timeout_s: float = 60, gloo: bool = True
 ) -> list[Outcome]:

@@ -1,4 +1,4 @@
-"""Grammars on GPUs: masks between graphs, texts against oracles, two ranks against one."""
+"""Grammars on GPUs: masks between graphs, texts against oracles, all ranks against one."""
 
 import importlib.util
 
@@ -10,7 +10,7 @@ from gpu_rig import GPU_TINY, GpuRig, gpu_config, gpu_requests
 from grammar_cases import check_texts, constrained, patient_compiler
 from inline import Served, make_scheduler, run_turns
 from lockstep_ranks import serve_on_ranks
-from ranks import run_ranks
+from ranks import num_gpus, run_ranks
 
 from lockstep.comm.messages import AddRequest
 from lockstep.parallel.config import ParallelConfig
@@ -58,12 +58,12 @@ def test_masks_between_graphs_are_those_of_eager_steps() -> None:
 @pytest.mark.multigpu
 def test_each_rank_masks_its_own_shard() -> None:
     tokens = []
-    for tp_size in (1, 2):
+    for tp_size in (1, num_gpus()):
         config = gpu_config(parallel=ParallelConfig(tp_size=tp_size), **OPTIONS)
         data = msgspec.msgpack.encode(config)
         outcomes = run_ranks(
             serve_on_ranks, tp_size, data, mixed(), "cuda", gloo=False, timeout_s=240
         )
         tokens += [served for served, _ in outcomes]
-    assert tokens[1:] == [tokens[0]] * 2
+    assert tokens[1:] == [tokens[0]] * num_gpus()
     check_texts(tokens[0], SEEDS)

@@ -5,8 +5,9 @@ import pytest
 import torch
 from gpu_rig import MAX_LANES, GpuRig, gpu_config, gpu_requests
 from inline import Served, make_scheduler, run_turns
+from layouts import layouts, name_of
 from lockstep_ranks import serve_and_capture
-from ranks import run_ranks
+from ranks import num_gpus, run_ranks
 
 from lockstep.comm.messages import ReplicaPlan, StepAgreement, StepPlan
 from lockstep.parallel.agreement import NO_STEP
@@ -78,15 +79,8 @@ def live(rig: GpuRig) -> dict[str, torch.Tensor]:
 
 @pytest.mark.multigpu
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "parallel",
-    [
-        ParallelConfig(tp_size=2, verify_agreement=True),
-        ParallelConfig(dp_size=2, dp_lockstep="always", verify_agreement=True),
-    ],
-    ids=["tp", "dp lockstep"],
-)
-def test_two_ranks_capture_alike_and_give_the_tokens_of_one(parallel: ParallelConfig) -> None:
+@pytest.mark.parametrize("parallel", layouts(num_gpus()), ids=name_of)
+def test_all_ranks_capture_alike_and_give_the_tokens_of_one(parallel: ParallelConfig) -> None:
     adds = gpu_requests(30, max_tokens=40)
     one = msgspec.msgpack.encode(gpu_config())
     [(expected, ordered, _)] = run_ranks(
@@ -94,7 +88,8 @@ def test_two_ranks_capture_alike_and_give_the_tokens_of_one(parallel: ParallelCo
     )
     assert ordered == []
     lazy = msgspec.msgpack.encode(gpu_config(parallel=parallel, capture="lazy"))
-    first, second = run_ranks(serve_and_capture, 2, lazy, adds, "cuda", gloo=False, timeout_s=240)
-    assert first[:2] == second[:2] and first[0] == expected
-    sizes = [[(c.num_tokens, c.uniform_query_len) for c in rank[2]] for rank in (first, second)]
-    assert sizes[0] == sizes[1] and len(sizes[0]) == len(first[1]) > 0
+    ranks = run_ranks(serve_and_capture, num_gpus(), lazy, adds, "cuda", gloo=False, timeout_s=240)
+    _, ordered, _ = ranks[0]
+    assert [rank[:2] for rank in ranks] == [(expected, ordered)] * num_gpus()
+    sizes = [[(c.num_tokens, c.uniform_query_len) for c in rank[2]] for rank in ranks]
+    assert sizes == [sizes[0]] * num_gpus() and len(sizes[0]) == len(ordered) > 0

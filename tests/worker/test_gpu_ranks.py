@@ -6,7 +6,7 @@ import pytest
 import torch
 from gpu_rig import gpu_config, gpu_requests, prompt_of
 from lockstep_ranks import serve_on_ranks
-from ranks import Rank, run_ranks
+from ranks import Rank, num_gpus, run_ranks
 from ranks import join as join_ranks
 from rig import chunk, join
 
@@ -64,10 +64,10 @@ def all_logits(tp_size: int) -> list[np.ndarray]:
     return [np.concatenate(parts, 1)[:, :vocab_size] for parts in zip(*shards, strict=True)]
 
 
-def test_two_tensor_parallel_ranks_have_the_logits_of_one() -> None:
+def test_all_tensor_parallel_ranks_have_the_logits_of_one() -> None:
     assert not torch.backends.cuda.matmul.allow_tf32
-    for one, two in zip(all_logits(1), all_logits(2), strict=True):
-        np.testing.assert_allclose(two, one, rtol=0, atol=1e-4)
+    for one, all_of_them in zip(all_logits(1), all_logits(num_gpus()), strict=True):
+        np.testing.assert_allclose(all_of_them, one, rtol=0, atol=1e-4)
 
 
 @pytest.fixture(scope="module")
@@ -76,15 +76,16 @@ def expected() -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("mode", ["NONE", "PIECEWISE", "FULL", "FULL_AND_PIECEWISE"])
-def test_two_tensor_parallel_ranks_give_the_tokens_of_one(mode: str, expected) -> None:
+def test_all_tensor_parallel_ranks_give_the_tokens_of_one(mode: str, expected) -> None:
     options = {"graph_mode": mode, "max_num_batched_tokens": 128, "capture_sizes": SIZES}
-    assert serve(ParallelConfig(tp_size=2), 30, **options) == [expected] * 2
+    parallel = ParallelConfig(tp_size=num_gpus())
+    assert serve(parallel, 30, **options) == [expected] * num_gpus()
 
 
 @pytest.mark.parametrize("mode", ["PIECEWISE", "FULL", "FULL_AND_PIECEWISE"])
-@pytest.mark.parametrize("number", [1, 30], ids=["one idle", "both busy"])
+@pytest.mark.parametrize("number", [1, 30], ids=["one busy", "all busy"])
 def test_replicas_in_lockstep_with_graphs(number: int, mode: str) -> None:
     [expected] = serve(ParallelConfig(), number)
-    parallel = ParallelConfig(dp_size=2, dp_lockstep="always", verify_agreement=True)
+    parallel = ParallelConfig(dp_size=num_gpus(), dp_lockstep="always", verify_agreement=True)
     options = {"graph_mode": mode, "max_num_batched_tokens": 128, "capture_sizes": SIZES}
-    assert serve(parallel, number, **options) == [expected] * 2
+    assert serve(parallel, number, **options) == [expected] * num_gpus()

@@ -18,7 +18,6 @@ from lockstep.comm.errors import CommError, PeerLost, RankMismatch
 from lockstep.comm.messages import (
     AddRequest,
     ReplicaPlan,
-    StepAgreement,
     StepPlan,
     StepResult,
     WorkerFailed,
