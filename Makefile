@@ -3,6 +3,8 @@ SHELL := /bin/bash
 BIN := .venv/bin
 PYTHON ?= python3
 JOBS ?= 1
+# Of ranks: how many, on this CPU.
+RANKS ?= 8
 # Of soak: rounds of dropped clients, thousands of streams, seconds at rest.
 ROUNDS ?= 20
 WAVES ?= 25
@@ -11,7 +13,7 @@ SOAKS := $(addprefix tests/launcher/,\
   test_serve_clients.py::test_fault_84_clients_dropped_at_random test_serve_memory.py \
   test_many_streams.py test_serve_stops.py test_serve_process.py)
 
-.PHONY: demo test check wheel soak golden gpu-test venv clean
+.PHONY: demo test check wheel soak golden ranks gpu-test venv clean
 .PHONY: bench-scheduler bench-front-end bench-served
 
 demo: venv
@@ -37,6 +39,12 @@ wheel: venv
 
 golden: venv
 	$(BIN)/python tests/golden.py --report docs/golden.md --jobs $(JOBS)
+
+ranks: venv
+	mkdir -p build
+	set -o pipefail; LOCKSTEP_TEST_RANKS=$(RANKS) $(BIN)/pytest -v --durations=0 \
+	  --durations-min=1 tests/worker/test_layouts.py tests/launcher/test_killed_rank.py 2>&1 \
+	  | tee build/ranks.txt
 
 gpu-test:
 	PYTHONPATH=deploy/package $(PYTHON) -P -m pytest -m "gpu or multigpu" -rs

@@ -70,7 +70,7 @@ class Peers:
             if not silent or time.monotonic() > deadline:
                 break
             time.sleep(_POLL_S)
-        # Who has reported is a victim, who is silent waits: for somebody in a group of another axis.
+        # Who has reported is a victim and who is silent waits, both for somebody of another group.
         outside = [rank for rank in self._members if rank not in ranks]
         cause = self._cause(outside, what)
         if cause is not None:
