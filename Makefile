@@ -14,7 +14,7 @@ SOAKS := $(addprefix tests/launcher/,\
   test_many_streams.py test_serve_stops.py test_serve_process.py)
 
 .PHONY: demo test check wheel soak golden ranks gpu-test venv clean
-.PHONY: bench-scheduler bench-front-end bench-served
+.PHONY: bench-scheduler bench-front-end bench-served scale-run
 
 demo: venv
 	$(BIN)/lockstep generate --model smollm2 --tensor-parallel-size 2 --temperature 0 \
@@ -58,6 +58,10 @@ bench-front-end: venv
 bench-served:
 	PYTHONPATH=deploy/package $(PYTHON) -P tests/bench_served.py \
 	  --model tests/data/models/llama-3.1-8b
+
+scale-run:
+	PYTHONPATH=deploy/package$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) tests/scale_run.py \
+	  --out build/scale
 
 venv:
 	@deploy/setup_venv.sh

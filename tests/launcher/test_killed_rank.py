@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,18 +19,13 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 PACKAGE = Path(launched.__file__).parents[2] / "deploy" / "package"
 ASKED = "LOCKSTEP_TEST_RANKS"
 SETTINGS = "--max-num-seqs 2 --max-model-len 4096 --num-gpu-blocks-override 600"
-GPU_MODEL = """{
-  "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 1003,
-  "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 8,
-  "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 4096,
-  "rms_norm_eps": 1e-5, "tie_word_embeddings": false, "torch_dtype": "bfloat16", "eos_token_id": 2
-}"""
+MODEL = PACKAGE.parents[1] / "tests" / "data" / "models" / "eight-heads" / "config.json"
 
 
 def check_killed(folder: Path, num_ranks: int, device: str) -> None:
     """Start that many ranks, kill one, and look at what the command says and leaves."""
     argv = generate_arguments(folder, max_tokens=4000, tp=num_ranks)
-    (folder / "config.json").write_text(GPU_MODEL)
+    shutil.copy(MODEL, folder)
     command = [sys.executable, "-P", "-m", "lockstep", *argv, *SETTINGS.split(), "--device", device]
     paths = os.pathsep.join([str(PACKAGE), os.environ.get("PYTHONPATH", "")])
     shared_memory = set(os.listdir("/dev/shm"))
