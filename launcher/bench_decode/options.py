@@ -3,16 +3,14 @@
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-import msgspec
-
 from lockstep.launcher.bench_engine.options import (
     TIMESTAMPS,
+    EngineBenchCommand,
     EngineBenchOptions,
     described,
-    launch_config,
     read_flags,
 )
-from lockstep.launcher.config import Count, LaunchConfig
+from lockstep.launcher.config import Count
 from lockstep.worker.config import ModelConfig
 from lockstep.worker.weights.model_config import model_config_from
 from lockstep.worker.weights.resolve import resolve_config
@@ -57,15 +55,10 @@ class DecodeOptions(EngineBenchOptions, frozen=True, kw_only=True):
         return self.input_len + (self.short_len + self.long_len) // 2
 
 
-class DecodeCommand(msgspec.Struct, frozen=True, kw_only=True):
-    """A parsed and checked command line; ``engine`` are fields of ``LaunchConfig``."""
+class DecodeCommand(EngineBenchCommand, frozen=True, kw_only=True):
+    """What is asked of an engine, and of the benchmark."""
 
-    engine: dict[str, Any]
     options: DecodeOptions
-
-    def launch(self, mode: str) -> LaunchConfig:
-        """Settings of an engine in that graph mode. Raises ConfigError if they cannot work."""
-        return launch_config(self.engine, mode)
 
 
 def parse(argv: Sequence[str]) -> DecodeCommand:

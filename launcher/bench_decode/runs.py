@@ -36,12 +36,7 @@ def measure_all(command: DecodeCommand, bytes_per_s: float) -> list[DecodeRun]:
     Raises:
         LaunchError: an engine cannot start, or dies.
     """
-    options = command.options
-    return [
-        _run(command, launcher, mode, bytes_per_s)
-        for launcher in options.launchers
-        for mode in options.mode_names
-    ]
+    return [_run(command, *start, bytes_per_s) for start in command.options.starts]
 
 
 def _run(command: DecodeCommand, launcher: str, mode: str, bytes_per_s: float) -> DecodeRun:

@@ -1,6 +1,7 @@
 """What every benchmark that starts an engine is asked, and how its command line is read."""
 
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
@@ -58,16 +59,29 @@ class EngineBenchOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mode_names(self) -> tuple[str, ...]:
-        """As ``launch_config`` knows them; "" is whatever the engine is told."""
+        """As ``EngineBenchCommand`` knows them; "" is whatever the engine is told."""
         return tuple(name.strip().lower() for name in self.modes.split(","))
+
+    @property
+    def starts(self) -> tuple[tuple[str, str], ...]:
+        """(launcher, mode) of each engine, in the order of their runs."""
+        return tuple(product(self.launchers, self.mode_names))
+
+
+class EngineBenchCommand(msgspec.Struct, frozen=True, kw_only=True):
+    """A parsed and checked command line, beside its options.
+
+    ``engine`` are fields of ``LaunchConfig``.
+    """
+
+    engine: dict[str, Any]
+
+    def launch(self, mode: str) -> LaunchConfig:
+        """Settings of an engine in that graph mode. Raises ConfigError if they cannot work."""
+        return build_config(self.engine | (_MODES[mode] if mode else {}))
 
 
 AnyOptions = TypeVar("AnyOptions", bound=EngineBenchOptions)
-
-
-def launch_config(engine: dict[str, Any], mode: str) -> LaunchConfig:
-    """Fields of one in that graph mode. Raises ConfigError if they cannot work."""
-    return build_config(engine | (_MODES[mode] if mode else {}))
 
 
 def read_flags(

@@ -4,16 +4,14 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated, Any
 
-import msgspec
-
 from lockstep.launcher.bench_engine.options import (
     TIMESTAMPS,
+    EngineBenchCommand,
     EngineBenchOptions,
     described,
-    launch_config,
     read_flags,
 )
-from lockstep.launcher.config import Count, LaunchConfig
+from lockstep.launcher.config import Count
 from lockstep.worker.config import ModelConfig
 from lockstep.worker.weights.model_config import model_config_from
 from lockstep.worker.weights.resolve import resolve_config
@@ -48,10 +46,9 @@ class PrefillOptions(EngineBenchOptions, frozen=True, kw_only=True):
         return tuple(pairwise(self.num_chunks))
 
 
-class PrefillCommand(msgspec.Struct, frozen=True, kw_only=True):
-    """A parsed and checked command line; ``engine`` are fields of ``LaunchConfig``."""
+class PrefillCommand(EngineBenchCommand, frozen=True, kw_only=True):
+    """What is asked of an engine, and of the benchmark."""
 
-    engine: dict[str, Any]
     options: PrefillOptions
 
     @property
@@ -59,10 +56,6 @@ class PrefillCommand(msgspec.Struct, frozen=True, kw_only=True):
         """Tokens of a chunk: as many as a step takes."""
         size: int = self.engine["max_num_batched_tokens"]
         return size
-
-    def launch(self, mode: str) -> LaunchConfig:
-        """Settings of an engine in that graph mode. Raises ConfigError if they cannot work."""
-        return launch_config(self.engine, mode)
 
 
 def parse(argv: Sequence[str]) -> PrefillCommand:

@@ -32,11 +32,7 @@ def measure_all(command: PrefillCommand, flops_per_s: float) -> list[PrefillRun]
     Raises:
         LaunchError: an engine cannot start, or dies.
     """
-    return [
-        _run(command, launcher, mode, flops_per_s)
-        for launcher in command.options.launchers
-        for mode in command.options.mode_names
-    ]
+    return [_run(command, *start, flops_per_s) for start in command.options.starts]
 
 
 def _run(command: PrefillCommand, launcher: str, mode: str, flops_per_s: float) -> PrefillRun:
