@@ -7,6 +7,8 @@ from collections.abc import Iterator
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # torch asks for the names of addresses it only logs: a name server that is silent costs 5 s each.
 os.environ.setdefault("RES_OPTIONS", "timeout:1")
+# NVLink multicast can take down GPUs of a host that others share.
+os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
 
 import pytest
 from hypothesis import settings

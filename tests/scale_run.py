@@ -31,6 +31,14 @@ ROOT = Path(__file__).parents[1]
 # From SIGTERM on, in which a command ends its engine.
 GRACE_S = 15.0
 LEAST_S = 20.0
+SETTINGS = {
+    "PYTHONUNBUFFERED": "1",
+    # NVLink multicast can take down GPUs of a host that others share.
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    # Where a host's memory grows as it is used, Ray would end ranks for using nearly all of it.
+    "RAY_memory_monitor_refresh_ms": "0",
+}
 
 
 def main() -> int:
@@ -49,6 +57,7 @@ def main() -> int:
         done.append(run(part, min(part.limit_s, left), args.ranks))
         write(args.out, done)
         _say(f"{part.name}: exit code {done[-1].code} after {done[-1].seconds:.0f} s")
+    write(args.out, done)
     sys.stdout.write("\n".join(tables(done)) + "\n")
     return 1 if any(each.code != 0 for each in done) else 0
 
@@ -102,11 +111,11 @@ def _ended(process: subprocess.Popen[bytes], limit_s: float) -> int | None:
 
 def _environment(num_ranks: int) -> dict[str, str]:
     paths = [str(ROOT / "deploy" / "package"), os.environ.get("PYTHONPATH", "")]
-    return os.environ | {
+    own = {
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
-        "PYTHONUNBUFFERED": "1",
         "LOCKSTEP_TEST_RANKS": str(num_ranks or _num_gpus()),
     }
+    return os.environ | SETTINGS | own
 
 
 def write(folder: Path, done: Sequence[Done]) -> None:
