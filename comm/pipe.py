@@ -6,7 +6,6 @@ that was told the key of the bound end can make one.
 """
 
 import time
-from types import TracebackType
 from typing import Any, Self
 
 import msgspec
@@ -55,12 +54,7 @@ class PipeHub:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def _bound(self) -> tuple["zmq.Socket[bytes]", PipeAddress]:

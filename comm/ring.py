@@ -19,7 +19,6 @@ import struct
 import time
 import zlib
 from fcntl import F_ADD_SEALS, fcntl
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -86,12 +85,7 @@ class Ring:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
 

@@ -7,7 +7,6 @@ with LLM("smollm2", tensor_parallel_size=2) as llm:
 
 from collections.abc import Sequence
 from itertools import count
-from types import TracebackType
 from typing import Any, Self
 
 import msgspec
@@ -85,12 +84,7 @@ class LLM:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def _run(self, inputs: list[PromptInput], sampling: Sampling) -> list[RequestOutput]:

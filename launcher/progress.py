@@ -2,7 +2,6 @@
 
 import sys
 import time
-from types import TracebackType
 from typing import Self, TextIO
 
 from rich.console import Console
@@ -34,12 +33,7 @@ class StageLines:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             self._end(time.monotonic())
 
@@ -71,12 +65,7 @@ class StageBars:
         self._bars.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             self._end_all()
         self._bars.stop()

@@ -4,7 +4,6 @@ The KV cache is the last tenant of a device: graphs are captured over its addres
 little of it exists, and the rest is mapped when everything else has taken what it needs.
 """
 
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -86,12 +85,7 @@ class MappedRange:
     def __enter__(self) -> "MappedRange":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def _map_part(self, address: int, size: int) -> None:

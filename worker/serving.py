@@ -7,7 +7,6 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Iterator
-from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
 from msgspec import structs
@@ -75,12 +74,7 @@ class Serving:
         self._watchdog.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._watchdog.__exit__(kind, error, trace)
         if isinstance(error, Exception):
             self._report(str(error) or type(error).__name__, "".join(traceback.format_exc()))

@@ -4,7 +4,6 @@ import faulthandler
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 
 
 class StepWatchdog:
@@ -32,12 +31,7 @@ class StepWatchdog:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._stop.set()
         self._thread.join()
 

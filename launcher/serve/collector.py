@@ -2,7 +2,6 @@
 
 import gc
 import time
-from types import TracebackType
 
 # Whole collections start by themselves after so many of the middle generation: never.
 _NEVER = 1 << 30
@@ -26,12 +25,7 @@ class IdleCollector:
         gc.set_threshold(*self._thresholds[:2], _NEVER)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         gc.set_threshold(*self._thresholds)
 
     def note(self, num_calls: int) -> None:

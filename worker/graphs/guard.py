@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -74,12 +74,7 @@ class CaptureGuard:
         self._modes.enter_context(_Operations(self._device, self._made))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._modes.close()
 
     def check_kept(self) -> None:
