@@ -1,0 +1,42 @@
+"""Makes machine code of the fused sum for Hopper, which takes no GPU: bytes of it for each world.
+
+python tests/worker/machine_code.py SIZE WORLD...
+"""
+
+import sys
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from lockstep.worker.kernels.push import waiting
+from lockstep.worker.kernels.sum_norm import _sum_norm_kernel
+
+MAX_ROWS = 132
+_TYPES = {
+    "eps": "fp32", "addresses_ptr": "*i64", "epochs_ptr": "*i32", "late_ptr": "*i32",
+    "rank": "i32", "looks": "i32",
+}  # fmt: skip
+
+
+def code_bytes(size: int, world: int) -> int:
+    """Of the kernel for rows of ``size`` bfloat16 on ``world`` ranks."""
+    source_bytes, lines = 4 * size, triton.next_power_of_2(size // 4)
+    asm, constraints = waiting(world, source_bytes)
+    fixed = {
+        "SIZE": size, "RESIDUAL_ROW": size, "LINES": lines, "WORLD": world, "MAX_ROWS": MAX_ROWS,
+        "SOURCE_BYTES": source_bytes, "ASM": asm, "CONSTRAINTS": constraints, "CHAINED": True,
+    }  # fmt: skip
+    names = _sum_norm_kernel.arg_names
+    source = ASTSource(
+        fn=_sum_norm_kernel,
+        signature={n: "constexpr" if n in fixed else _TYPES.get(n, "*bf16") for n in names},
+        constexprs={(names.index(name),): value for name, value in fixed.items()},
+    )
+    options = {"num_warps": min(32, max(1, lines // 32))}
+    return len(triton.compile(source, GPUTarget("cuda", 90, 32), options).asm["cubin"])
+
+
+if __name__ == "__main__":
+    size, *worlds = map(int, sys.argv[1:])
+    sys.stdout.write(" ".join(str(code_bytes(size, world)) for world in worlds) + "\n")
