@@ -43,7 +43,8 @@ golden: venv
 ranks: venv
 	mkdir -p build
 	set -o pipefail; LOCKSTEP_TEST_RANKS=$(RANKS) $(BIN)/pytest -v --durations=0 \
-	  --durations-min=1 tests/worker/test_layouts.py tests/launcher/test_killed_rank.py 2>&1 \
+	  --durations-min=1 tests/worker/test_layouts.py tests/launcher/test_killed_rank.py \
+	  tests/launcher/test_golden_ranks.py 2>&1 \
 	  | tee build/ranks.txt
 
 gpu-test:

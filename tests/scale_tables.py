@@ -49,7 +49,7 @@ def tables(done: Sequence[Done]) -> Lines:
 
 
 def _titled(title: str, lines: Lines) -> Lines:
-    return ["", f"## {title}", "", *lines]
+    return ["", f"## {title}", "", *lines] if lines else []
 
 
 def _parts(done: Sequence[Done]) -> Lines:
