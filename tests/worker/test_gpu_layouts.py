@@ -1,5 +1,7 @@
 """All GPUs in every layout of TP x DP: graph = eager = one GPU in float32, and who is at fault."""
 
+import re
+
 import msgspec
 import pytest
 from gpu_rig import gpu_config, gpu_requests
@@ -7,7 +9,7 @@ from layouts import Told, layouts, name_of, serve_layouts
 from lockstep_ranks import run_but_skip
 from ranks import num_gpus, rank_outcomes, run_ranks
 
-from lockstep.comm.errors import PeerLost, RankMismatch
+from lockstep.comm.errors import CommError, RankMismatch
 from lockstep.parallel.config import ParallelConfig
 
 pytestmark = [pytest.mark.multigpu, pytest.mark.timeout(300)]
@@ -56,5 +58,7 @@ def test_a_replica_that_skips_a_step_is_named_by_all() -> None:
     last = num_gpus() - 1
     assert isinstance(skipped.error, RankMismatch), skipped
     assert str(skipped.error) == f"rank {last} got step 2, but its next step is 1"
+    # A process that still closes its GPU is not gone yet; then it is the one that says nothing.
     for other in others:
-        assert isinstance(other.error, PeerLost) and other.error.global_rank == last, other
+        assert isinstance(other.error, CommError), other
+        assert re.search(rf"ranks? \[?{last}\b", str(other.error)), other.error
