@@ -13,6 +13,7 @@ import stat
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from io import TextIOWrapper
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, TextIO
@@ -134,12 +135,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def guarded(argv: Sequence[str], start_engine: StartEngine) -> int:
     """Run a command; every failure is a line on standard error and an exit code."""
-    # A stream that the caller has closed is None in Python: what goes there goes nowhere.
-    sys.stdout = sys.stdout or open(os.devnull, "w")
+    # A stream that the caller has closed is None in Python.
+    sys.stdout = sys.stdout or _unread_output()
     sys.stderr = sys.stderr or open(os.devnull, "w")
     terminated = Termination()
     signal.signal(signal.SIGTERM, terminated)
     try:
+        _check_arguments(argv)
         return _dispatch(argv, start_engine)
     except LaunchError as error:
         sys.stderr.write(f"lockstep: {error}\n")
@@ -156,6 +158,26 @@ def guarded(argv: Sequence[str], start_engine: StartEngine) -> int:
     except KeyboardInterrupt:
         sys.stderr.write(f"lockstep: {'terminated' if terminated.came else 'interrupted'}\n")
         return TERMINATED if terminated.came else INTERRUPTED
+
+
+def _check_arguments(argv: Sequence[str]) -> None:
+    """Raises ConfigError for one that is not UTF-8, which Ray could not pass on."""
+    for number, argument in enumerate(argv, 1):
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            raise ConfigError(f"argument {number} is not valid UTF-8: {argument!a}") from None
+
+
+def _unread_output() -> TextIO:
+    """In place of a standard output that the caller has closed: nobody reads what is written."""
+    reader, writer = os.pipe()
+    # As descriptor 1, or a file that is opened later would become it. Programs started from here
+    # find it closed, as before.
+    os.dup2(writer, 1, inheritable=False)
+    for each in {reader, writer} - {1}:
+        os.close(each)
+    return TextIOWrapper(open(1, "wb", buffering=0, closefd=False), write_through=True)
 
 
 def _dispatch(argv: Sequence[str], start_engine: StartEngine) -> int:

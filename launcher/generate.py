@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 from rich.console import Console
@@ -165,10 +165,17 @@ def _print_answers(options: GenerateOptions, events: Iterator[Progressed], total
 
 def _write_records(path: Path, events: Iterator[Progressed], totals: Totals) -> None:
     encoder = msgspec.json.Encoder()
-    with open(path, "wb") as file:
+    with _open_output(path) as file:
         for output in in_order(_watched(events, totals)):
             file.write(encoder.encode(output.to_record()) + b"\n")
             file.flush()
+
+
+def _open_output(path: Path) -> BinaryIO:
+    try:
+        return open(path, "wb")
+    except OSError as error:
+        raise ConfigError(f"--output {path}: it cannot be written: {error.strerror}") from None
 
 
 def _watched(events: Iterator[Progressed], totals: Totals) -> Iterator[RequestOutput]:

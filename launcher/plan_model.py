@@ -47,7 +47,8 @@ def model_report(options: PlanOptions, num_reqs: int | None) -> ModelReport | No
     if options.model is None:
         return None
     config = model_config_from(_config_path(options.model))
-    tp_size, context_len = options.tensor_parallel_size or 1, options.context_len or _CONTEXT_LEN
+    tp_size = options.tensor_parallel_size or 1
+    context_len = options.context_len or min(_CONTEXT_LEN, config.max_position_embeddings)
     footprint = Footprint(config, tp_size)
     gpu = find_gpu(options.gpu or _GPU)
     counts = [num_reqs] if num_reqs else [n for n in _SHOWN_REQS if n <= options.max_num_seqs]

@@ -79,7 +79,10 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
         str | None, _help("whose memory bandwidth bounds a step of --model (default H200)")
     ] = None
     context_len: Annotated[
-        Count | None, _help("tokens that each request of --model attends to (default 1024)")
+        Count | None,
+        _help(
+            "tokens that each request of --model attends to (default 1024, or what the model takes)"
+        ),
     ] = None
     tensor_parallel_size: Annotated[Count | None, _help("ranks that share --model (default 1)")] = (
         None

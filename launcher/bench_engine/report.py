@@ -62,8 +62,14 @@ def setup_line(setup: Setup) -> str:
 def runs_table(
     runs: Sequence[BenchRun[Row]], columns: Sequence[Column[Row]], ms: Callable[[Row], Spread]
 ) -> Table:
-    """A row for each of each run. With several runs, each row ends with its ratio to the first."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    """A row for each of each run. With several runs, each row ends with its ratio to the first.
+
+    A line below says if a time is not above zero.
+    """
+    table = Table(
+        box=None, header_style="bold", pad_edge=False,
+        caption=_doubt(runs, ms), caption_justify="left",
+    )  # fmt: skip
     for name in ("ranks as", "graph mode"):
         table.add_column(name)
     compared = ("ratio",) if len(runs) > 1 else ()
@@ -75,6 +81,13 @@ def runs_table(
             cells = [column.text(row) for column in columns]
             table.add_row(run.launcher, run.graph_mode, *cells, *([ratio] if compared else []))
     return table
+
+
+def _doubt(runs: Sequence[BenchRun[Row]], ms: Callable[[Row], Spread]) -> str | None:
+    least = min(ms(row).least for run in runs for row in run.rows)
+    if least > 0:
+        return None
+    return f"not to be trusted: a repetition took {least:.3f} ms, so noise is larger than a step"
 
 
 def device_text(device: DeviceNumbers | None, text: Callable[[DeviceNumbers], str]) -> str:

@@ -49,5 +49,12 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def __post_init__(self) -> None:
         if "" in self.api_key:
             raise ValueError("api_key must not be empty")
+        if self.uds == "":
+            raise ValueError("uds must not be empty")
+        traces = self.otlp_traces_endpoint
+        if traces is not None and not traces.startswith(("http://", "https://")):
+            raise ValueError(
+                f"otlp_traces_endpoint must begin with http:// or https://, got {traces!r}"
+            )
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise ValueError("ssl_keyfile and ssl_certfile must be given together")

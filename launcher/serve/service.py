@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 COMPLETION_MAX_TOKENS = 16
 # What errors of prompts and sampling parameters begin with.
-NAMED = (*KINDS, "prompt_ids", *SamplingParams.__struct_fields__, RESPONSE_FORMAT)
+NAMED = (*KINDS, *SamplingParams.__struct_fields__, RESPONSE_FORMAT)
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):

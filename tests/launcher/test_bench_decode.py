@@ -137,6 +137,14 @@ def test_several_runs_have_a_ratio_and_fit_in_their_lines(measured: Measured, ca
     assert [line.split()[-1] for line in lines] == ["ratio", "1.000", "1.000", "2.000", "1.000"]
 
 
+def test_a_time_below_zero_is_not_passed_over(measured: Measured, capsys) -> None:
+    [run] = measured.report.runs
+    noisy = structs.replace(run.rows[0].step_ms, least=-1.5)
+    rows = [structs.replace(run.rows[0], step_ms=noisy), run.rows[1]]
+    open_console().print(report_table([structs.replace(run, rows=rows)]))
+    assert capsys.readouterr().out.splitlines()[-1].startswith("not to be trusted: ")
+
+
 def test_what_is_not_asked_for_is_left_out(measured: Measured, capsys) -> None:
     [run] = measured.report.runs
     bare = structs.replace(run.rows[0], device=None, accuracy=None)

@@ -204,6 +204,7 @@ def test_requests_in_flight_are_bounded(model: str, tmp_path: Path) -> None:
         (["--prompts-file", "/"], "it is a folder"),
         (["a", "--output", "/"], "it cannot be written"),
         (["--prompts-file", __file__, "--output", __file__], "prompts are read from it"),
+        (["caf\udce9"], r"is not valid UTF-8: 'caf\udce9'"),
         (["a", "--temperature", "nan"], "temperature must be a finite number"),
         (["a", "--max-tokens", "0"], r"max_tokens must be in [1, 2**31), got 0"),
         (["a", "--logit-bias", "[]"], "logit_bias"),
@@ -275,6 +276,20 @@ def test_a_full_disk_is_one_line(argv: list[str]) -> None:
         )  # fmt: skip
     assert done.returncode == 1
     assert done.stderr == "lockstep: no space is left where the output goes\n"
+
+
+def test_answers_that_nobody_can_read_are_no_success() -> None:
+    plan = f"{sys.executable} -P -m lockstep plan --json >&-"
+    done = subprocess.run(["bash", "-c", plan], stderr=subprocess.PIPE, timeout=180)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_an_output_that_cannot_be_opened_is_one_line(model: str, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *asked: True)
+    code, engine = run(model, "a", "--output", "/proc/answers.jsonl")
+    assert code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("lockstep: --output /proc/answers.jsonl: it cannot be written: ")
 
 
 def test_a_reader_that_leaves_ends_the_run_quietly(model: str) -> None:

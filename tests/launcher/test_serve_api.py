@@ -226,6 +226,8 @@ def test_logprobs_of_chat(served: Served) -> None:
 @pytest.mark.parametrize(
     ("path", "call", "param"),
     [
+        (COMPLETIONS, {"prompt": "x " * 4096}, "prompt"),
+        (COMPLETIONS, {"prompt": [1] * 4096}, "prompt"),
         (COMPLETIONS, {"prompt": "x", "suffix": "y"}, "suffix"),
         (COMPLETIONS, {"prompt": "x", "prompt_logprobs": 1}, "prompt_logprobs"),
         (COMPLETIONS, {"prompt": "x", "echo": True, "logprobs": 1}, "echo"),

@@ -83,6 +83,8 @@ def test_keys_come_from_flags_or_else_the_environment(monkeypatch: pytest.Monkey
         (["--port", "70000"], "port"),
         (["--shutdown-timeout", "-1"], "shutdown_timeout"),
         (["--ssl-keyfile", "k"], "ssl_keyfile and ssl_certfile must be given together"),
+        (["--uds", ""], "uds must not be empty"),
+        (["--otlp-traces-endpoint", "foo"], "must begin with http:// or https://, got 'foo'"),
         (["--portt", "1"], "unrecognized arguments: --portt 1"),
         (["--max-num-seqs", "0"], "max_num_seqs"),
     ],

@@ -9,11 +9,11 @@ from lockstep.worker.schedule.checks import QueueFull
 @pytest.mark.parametrize(
     ("prompt", "more", "message"),
     [
-        ([], {}, r"prompt_ids must hold 1 to 63 tokens \(max_model_len 64.*got 0"),
-        ([1] * 64, {}, "prompt_ids must hold 1 to 63 tokens.*got 64"),
-        ([1] * 640, {}, "prompt_ids must hold 1 to 63 tokens.*got 640"),
-        ([1, VOCAB], {}, r"prompt_ids must be in \[0, 97\), got 97"),
-        ([-1], {}, r"prompt_ids must be in \[0, 97\), got -1"),
+        ([], {}, r"prompt must hold 1 to 63 tokens \(max_model_len 64.*got 0"),
+        ([1] * 64, {}, "prompt must hold 1 to 63 tokens.*got 64"),
+        ([1] * 640, {}, "prompt must hold 1 to 63 tokens.*got 640"),
+        ([1, VOCAB], {}, r"prompt must be in \[0, 97\), got 97"),
+        ([-1], {}, r"prompt must be in \[0, 97\), got -1"),
         ([1], {"stops": (2, 2**31 - 1)}, r"stop_ids must be in \[0, 97\), got 2147483647"),
         ([1], {"stop_token_ids": (97,)}, r"stop_token_ids must be in \[0, 97\), got 97"),
         ([1], {"logit_bias": {97: 1.0}}, r"logit_bias must be in \[0, 97\), got 97"),

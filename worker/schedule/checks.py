@@ -29,12 +29,12 @@ def check_request(add: AddRequest, limits: Limits) -> int:
     if not add.req_id:
         raise ValueError("req_id must not be empty, got ''")
     prompt = unpack_ids(add.prompt_ids)
-    _check_ids("prompt_ids", prompt, limits.vocab_size)
+    _check_ids("prompt", prompt, limits.vocab_size)
     _check_ids("stop_ids", unpack_ids(add.stop_ids), limits.vocab_size)
     add.sampling.check_vocab(limits.vocab_size)
     if not 1 <= len(prompt) < limits.max_model_len:
         raise ValueError(
-            f"prompt_ids must hold 1 to {limits.max_model_len - 1} tokens "
+            f"prompt must hold 1 to {limits.max_model_len - 1} tokens "
             f"(max_model_len {limits.max_model_len} less one output), got {len(prompt)}"
         )
     room = limits.max_model_len - len(prompt)
@@ -56,6 +56,6 @@ def _check_fits(num_prompt: int, outputs: int, limits: Limits) -> None:
     needed = -(-(num_prompt + outputs - 1) // limits.block_size)
     if needed > limits.num_blocks:
         raise ValueError(
-            f"prompt_ids and max_tokens must fit into {limits.num_blocks} KV blocks of "
+            f"prompt and max_tokens must fit into {limits.num_blocks} KV blocks of "
             f"{limits.block_size} tokens, got {num_prompt} + {outputs} tokens = {needed} blocks"
         )
