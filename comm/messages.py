@@ -71,6 +71,7 @@ class TokenDelta(msgspec.Struct, frozen=True, tag="delta", gc=False):
 
     ``engine_ended``: the error is not about the request, which may be tried on another engine.
     ``dp_rank``: the replica it was placed on; -1 where that is not known.
+    ``bad_request``: the error is about what the request asks for, and begins with the field.
     """
 
     req_id: str
@@ -81,6 +82,7 @@ class TokenDelta(msgspec.Struct, frozen=True, tag="delta", gc=False):
     num_cached_tokens: int = 0
     engine_ended: bool = False
     dp_rank: int = -1
+    bad_request: bool = False
 
 
 def lost_request(req_id: str, error: str) -> TokenDelta:

@@ -12,7 +12,7 @@ _KINDS = ("text", "json_object", "json_schema")
 
 def asks_structure(fields: dict[str, Any]) -> bool:
     """Whether sampling parameters as a user gave them ask for some form, in either field."""
-    return bool(fields.get(FIELD) or fields.get(RESPONSE_FORMAT))
+    return fields.get(FIELD) is not None or bool(fields.get(RESPONSE_FORMAT))
 
 
 def take_response_format(fields: dict[str, Any]) -> str:
@@ -24,8 +24,6 @@ def take_response_format(fields: dict[str, Any]) -> str:
     Raises:
         ValueError: it is none that is known, or there are both fields.
     """
-    if fields.get(FIELD) == {}:
-        fields[FIELD] = None
     if RESPONSE_FORMAT not in fields:
         return FIELD
     form = _form_of(fields.pop(RESPONSE_FORMAT))

@@ -9,7 +9,8 @@ from typing import NamedTuple
 from lockstep.comm.messages import AddRequest, TokenDelta
 from lockstep.launcher.outputs import OutputAssembler, Piece, RequestOutput
 from lockstep.launcher.prepare import PreparedRequest
-from lockstep.launcher.serve.api_errors import ApiError, internal, unavailable
+from lockstep.launcher.serve.api_errors import ApiError, bad_request, internal, unavailable
+from lockstep.launcher.structured import FIELD
 from lockstep.launcher.tokenize import AnyTokenizer
 
 
@@ -70,8 +71,7 @@ class Generation:
         piece = assembler.push(delta)
         reason = assembler.finish_reason
         if reason == "error":
-            message = delta.error or "the request failed"
-            self.fail(unavailable(message) if delta.engine_ended else internal(message))
+            self.fail(_failure(delta))
             return None
         if reason is not None:
             self.unfinished.discard(delta.req_id)
@@ -113,3 +113,10 @@ class Generation:
     def outputs(self) -> list[RequestOutput]:
         """Of every choice what there is of it, in order."""
         return [assembler.output() for assembler in self._assemblers.values()]
+
+
+def _failure(delta: TokenDelta) -> ApiError:
+    message = delta.error or "the request failed"
+    if delta.engine_ended:
+        return unavailable(message)
+    return bad_request(message, (FIELD,)) if delta.bad_request else internal(message)

@@ -44,6 +44,7 @@ PERSON = {
     "x-guidance": {"whitespace_flexible": False},
 }
 AS_PERSON = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
+READ_IN_MANY_WAYS = 'a: a a | a a a | a a a a | "x" | "y"'
 # More than any of these texts take.
 ROOM = {"max_tokens": 90, "temperature": 1.0}
 
@@ -86,6 +87,7 @@ def test_a_schema_in_openais_form_whole_and_streamed(served: Served) -> None:
         ({"structured_outputs": {"json": json.dumps(PERSON)}}, is_person),
         ({"structured_outputs": {"regex": r"[A-Z]{3}-\d{2}"}}, re.compile(r"[A-Z]{3}-\d\d").match),
         ({"structured_outputs": {"choice": ["ja", "nein", "\u00fc\U0001f600"]}}, len),
+        ({"structured_outputs": {"choice": [f"word {n}" for n in range(10_000)]}}, len),
         ({"structured_outputs": {"grammar": 'root ::= "x" ("," [0-9])+ "."'}}, len),
     ],
 )
@@ -122,7 +124,11 @@ def test_stop_strings_and_an_end_that_is_not_followed(served: Served) -> None:
 
 @pytest.mark.parametrize(
     "asked",
-    [{"response_format": {"type": "text"}}, {"response_format": None}, {"structured_outputs": {}}],
+    [
+        {"response_format": {"type": "text"}},
+        {"response_format": None},
+        {"structured_outputs": None},
+    ],
 )
 def test_what_asks_for_nothing_changes_nothing(served: Served, asked: dict[str, Any]) -> None:
     call = {"prompt": "x", "temperature": 0, "max_tokens": 5}
@@ -146,6 +152,8 @@ def test_what_asks_for_nothing_changes_nothing(served: Served, asked: dict[str, 
         ),
         ({"structured_outputs": {"regex": "("}}, "structured_outputs: regex: .*unclosed group"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs: .*one of"),
+        ({"structured_outputs": {}}, "structured_outputs: exactly one of .* is needed"),
+        ({"structured_outputs": {"json_object": False}}, "structured_outputs: exactly one of"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs: .*at least one text"),
         ({"structured_outputs": {"xml": "a"}}, "structured_outputs: .*xml"),
         ({"structured_outputs": {"regex": 7}}, "structured_outputs.regex: "),
@@ -162,6 +170,23 @@ def test_a_bad_form_is_400_with_its_field_and_harms_nobody(
         assert re.match(message, error["message"]), error["message"]
         assert error["param"] == re.match(r"\w+", error["message"])[0]
     assert served.ask(COMPLETIONS, {"prompt": "x", "max_tokens": 1}).status == 200
+
+
+def test_what_meets_a_limit_later_is_the_client_s_mistake_and_harms_nobody(served: Served) -> None:
+    others = served.ask(COMPLETIONS, {"prompt": "x", "max_tokens": 3, "temperature": 0}).json()
+    asked = {"structured_outputs": {"grammar": "start: b a\nb: /[a-z]/\n" + READ_IN_MANY_WAYS}}
+    call = say(**asked, ignore_eos=True, max_tokens=300)
+    whole = served.ask(CHAT, call)
+    assert whole.status == 400
+    events = served.ask(CHAT, call | {"stream": True}).events()
+    assert len(events) > 2
+    for error in (whole.error(), events[-1]["error"]):
+        assert (error["type"], error["param"]) == ("invalid_request_error", "structured_outputs")
+        assert re.match(
+            "structured_outputs: grammar: .* at most 500 are followed", error["message"]
+        )
+    again = served.ask(COMPLETIONS, {"prompt": "x", "max_tokens": 3, "temperature": 0}).json()
+    assert again["choices"] == others["choices"]
 
 
 def test_without_the_library_the_extra_is_named_and_all_else_served(
@@ -223,7 +248,7 @@ def test_a_line_s_own_form_stands_above_that_of_all_lines() -> None:
         (', "structured_outputs": {"regex": "b"}', StructuredOutputs(regex="b")),
         (', "response_format": {"type": "json_object"}', StructuredOutputs(json_object=True)),
         (', "response_format": {"type": "text"}', None),
-        (', "structured_outputs": {}', None),
+        (', "structured_outputs": null', None),
     ):
         given = parse_json(f'{{"prompt": "x"{own}}}')
         assert prepare(given).sampling.structured_outputs == expected

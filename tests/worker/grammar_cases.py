@@ -42,6 +42,15 @@ SUM = 'start: NUMBER ("+" NUMBER)~1..3\nNUMBER: /[1-9][0-9]{0,2}/'
 ARROW = 'root ::= [a-c] ("->" [a-c])+ "."'
 
 
+def ambiguous(rules: int) -> str:
+    """A grammar of texts "aaa...", which can be read in ever more ways."""
+    names = [f"r{index}" for index in range(rules)]
+    heads = zip(names, names[1:] + names[:1], strict=True)
+    return "\n".join(
+        [f"start: {' | '.join(names)}", *(f'{name}: start {other} | "a"' for name, other in heads)]
+    )
+
+
 def _is_person(text: str) -> bool:
     import jsonschema
 

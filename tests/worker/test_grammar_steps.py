@@ -11,6 +11,7 @@ from grammar_cases import (
     END,
     VOCABULARY,
     PatientCompiler,
+    ambiguous,
     asking,
     check_texts,
     constrained,
@@ -24,6 +25,7 @@ from lockstep.comm.messages import AddRequest
 from lockstep.comm.structured import StructuredOutputs
 from lockstep.worker.grammars.compiler import GrammarCompiler
 from lockstep.worker.grammars.grammar import GrammarError
+from lockstep.worker.grammars.limits import ITEMS_AT_A_PLACE
 from lockstep.worker.grammars.matcher import Matcher
 from lockstep.worker.graphs.mode import RunMode
 from lockstep.worker.loop import Worker
@@ -227,6 +229,25 @@ def test_a_grammar_that_grows_too_large_on_the_way_ends_alone(
     watched.scheduler.check_conserved()
     assert served.finish == {"bad": "error", "good": "stop", "a": "length"}
     assert served.errors == {"bad": "structured_outputs: too complex"}
+
+
+def test_a_text_with_ever_more_readings_ends_alone_by_a_limit_of_work(
+    compiler: PatientCompiler,
+) -> None:
+    good = asking("good", StructuredOutputs(choice=CITIES), seed=3)
+    alone = [serve(config(), [each], compiler)[0] for each in (good, *free()[:1])]
+    watched = Watched(compiler)
+    hostile = asking("bad", StructuredOutputs(grammar=ambiguous(20)), max_tokens=50, stop_ids=[])
+    served = watched.run(hostile, good, *free()[:1])
+    watched.scheduler.check_conserved()
+    assert served.finish == {"bad": "error", "good": "stop", "a": "length"}
+    limit = f"grammar: .* at one place, at most {ITEMS_AT_A_PLACE} are followed"
+    assert re.match(f"structured_outputs: {limit}", served.errors["bad"])
+    # Each token opens at least as many readings as there are rules.
+    assert 1 <= len(served.tokens["bad"]) <= ITEMS_AT_A_PLACE // 20
+    assert [served.tokens["good"], served.tokens["a"]] == [
+        each.tokens[name] for each, name in zip(alone, ("good", "a"), strict=True)
+    ]
 
 
 def test_others_are_served_while_a_grammar_is_compiled() -> None:

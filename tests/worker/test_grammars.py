@@ -1,5 +1,6 @@
 """Grammars compiled and followed, against jsonschema and re; no model."""
 
+import json
 import random
 import threading
 
@@ -12,6 +13,7 @@ from grammar_cases import (
     VOCABULARY,
     PatientCompiler,
     allowed_in,
+    ambiguous,
     patient_compiler,
     text_of,
 )
@@ -21,6 +23,12 @@ from lockstep.worker.grammars import compiler as compilers
 from lockstep.worker.grammars.grammar import GrammarError, check_grammar
 from lockstep.worker.grammars.matcher import Matcher
 from lockstep.worker.grammars.vocabulary import Vocabulary
+
+NO_TEXT = "no text matches it, or it recurs without end$"
+NESTED = json.loads('{"properties":{"a":' * 80 + "{}" + "}}" * 80)
+MANY_ARRAYS = [{"type": "array", "minItems": least} for least in range(200)]
+WORDS = [f"word{index}" for index in range(50_000)]
+MANY_PROPERTIES = {"type": "object", "properties": dict.fromkeys(WORDS[:200], {})}
 
 
 @pytest.fixture(scope="module")
@@ -117,10 +125,22 @@ def test_masks_have_a_bit_for_each_id_of_the_model_and_no_more(size: int) -> Non
         ({"json": {"type": "integer", "minimum": 3, "maximum": 1}}, "json: "),
         ({"regex": "("}, "regex: .*unclosed group"),
         ({"regex": "(?=a)b"}, "regex: .*look-around"),
-        ({"regex": ""}, "regex: it allows no text"),
-        ({"choice": ("",)}, "choice: it allows no text"),
-        ({"grammar": "start: x"}, "grammar: .*unknown name"),
+        ({"json": {"oneOf": [{}, {}]}}, 'json: .*Put "x-guidance": {"coerce_one_of": true} into'),
+        ({"json": NESTED}, "json: .*recursion limit exceeded$"),
+        ({"json": {"$ref": "#"}}, f"json: {NO_TEXT}"),
+        ({"regex": r"[^\s\S]"}, f"regex: {NO_TEXT}"),
+        ({"grammar": "start: start"}, f"grammar: {NO_TEXT}"),
+        ({"regex": ""}, "regex: it allows only the empty text"),
+        ({"choice": ("",)}, "choice: it allows only the empty text"),
+        ({"grammar": "start: x"}, "grammar: line 1, column 8: unknown name"),
+        ({"grammar": 'start: "a" |\nfoo: "b" start:'}, "grammar: line 2, column 15: Expected"),
         ({"grammar": "root ::= ("}, "grammar: "),
+        ({"grammar": ambiguous(90)}, "grammar: .*it is too large: more than 200 symbols"),
+        (
+            {"json": {"anyOf": [MANY_PROPERTIES]}},
+            "json: .*in [0-9]+ ways at one place, at most 500",
+        ),
+        ({"json": {"anyOf": MANY_ARRAYS * 9}}, "json: .*it is too large: more than 2500 symbols$"),
         ({"grammar": ""}, "grammar: "),
     ],
 )
@@ -128,6 +148,25 @@ def test_what_cannot_be_followed_is_refused_with_its_field(asked, error: str) ->
     with pytest.raises(GrammarError, match=f"(?s)^{error}") as caught:
         check_grammar(StructuredOutputs(**asked))
     assert len(str(caught.value)) < 400
+
+
+LARGE = {
+    "an enum": ({"json": {"enum": WORDS}}, '"word1999"'),
+    "a choice": ({"choice": tuple(WORDS[:10_000])}, "word1999"),
+    "properties": (
+        {"json": {"type": "object", "properties": dict.fromkeys(WORDS[:2000], {"const": 1})}},
+        '{"word1998": 1, "word1999": 1',
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LARGE)
+def test_what_is_large_and_clear_is_within_the_limits(compiler: PatientCompiler, case: str) -> None:
+    asked, text = LARGE[case]
+    check_grammar(StructuredOutputs(**asked))
+    matcher = matcher_of(compiler, StructuredOutputs(**asked))
+    for letter in text:
+        matcher.take(ord(letter) - 32)
 
 
 @pytest.mark.parametrize("asked", [{}, {"json_object": False}, {"regex": "a", "choice": ("a",)}])
@@ -144,6 +183,37 @@ def test_white_space_in_json_is_free_but_has_an_end(compiler: PatientCompiler) -
         assert {space, closing} <= allowed_in(matcher.mask)
         matcher.take(space)
     assert space not in allowed_in(matcher.mask) and closing in allowed_in(matcher.mask)
+
+
+@pytest.mark.parametrize(
+    ("asked", "limit"),
+    [
+        ({"regex": "((a{1,100}){1,100}){1,50}"}, "regex: .* more than 200000 units of work"),
+        ({"grammar": 'start: start start | "a"'}, "grammar: .* at most 500 are followed"),
+    ],
+)
+def test_a_limit_that_is_met_on_the_way_is_named(
+    compiler: PatientCompiler, asked: dict[str, str], limit: str
+) -> None:
+    check_grammar(StructuredOutputs(**asked))
+    matcher = matcher_of(compiler, StructuredOutputs(**asked))
+    with pytest.raises(GrammarError, match=f"^{limit}"):
+        for _ in range(500):
+            matcher.take(ord("a") - 32)
+
+
+@pytest.mark.parametrize(
+    ("options", "allowed"), [({"coerce_one_of": True}, 64), ({"whitespace_flexible": False}, 0)]
+)
+def test_options_in_a_schema_keep_the_limit_of_white_space_unless_they_name_it(
+    compiler: PatientCompiler, options: dict[str, bool], allowed: int
+) -> None:
+    schema = {"type": "array", "items": {"const": 1}, "x-guidance": options}
+    matcher = matcher_of(compiler, StructuredOutputs(json=schema))
+    bracket, space = (ord(letter) - 32 for letter in "[ ")
+    for token in [bracket] + [space] * allowed:
+        matcher.take(token)
+    assert space not in allowed_in(matcher.mask)
 
 
 def test_a_grammar_is_compiled_once_and_followed_by_each_for_itself(

@@ -50,7 +50,7 @@ class GrammarCompiler:
         # A token with text that a user named is text first: the grammar says where it may be.
         ends = [each for each in stop_ids if each in vocabulary.special or each not in named]
         state = self._state(structured, tokenizer).deep_copy()
-        return Matcher(state, vocabulary.size, ends)
+        return Matcher(state, structured.kind, vocabulary.size, ends)
 
     def _state(self, structured: StructuredOutputs, tokenizer: Any) -> "LLMatcher":
         key = msgspec.json.encode(structured)

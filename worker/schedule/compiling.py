@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from concurrent.futures import Future
 
-from lockstep.comm.messages import AddRequest, unpack_ids
+from lockstep.comm.messages import AddRequest, TokenDelta, unpack_ids
 from lockstep.worker.grammars.compiler import GrammarCompiler
+from lockstep.worker.grammars.grammar import GrammarError
 from lockstep.worker.grammars.matcher import Matcher
 from lockstep.worker.request import Request
 
@@ -37,11 +38,21 @@ class Compiling:
     def remove(self, request: Request) -> None:
         self._started.pop(request.req_id, None)
 
-    def take_done(self) -> Iterator[tuple[Request, str | None]]:
-        """Those that have their matcher now, and those that cannot have one, with the reason."""
+    def take_done(self) -> Iterator[tuple[Request, TokenDelta | None]]:
+        """Those that have their matcher now, and those that cannot have one, with their end."""
         for request, matcher in [each for each in self._started.values() if each[1].done()]:
             self.remove(request)
             error = matcher.exception()
             if error is None:
                 request.matcher = matcher.result()
-            yield request, None if error is None else f"structured_outputs: {error}"
+            yield request, None if error is None else _failure(request, error)
+
+
+def _failure(request: Request, error: BaseException) -> TokenDelta:
+    return TokenDelta(
+        request.req_id,
+        finish_reason="error",
+        error=f"structured_outputs: {error}",
+        dp_rank=request.replica,
+        bad_request=isinstance(error, GrammarError),
+    )

@@ -58,7 +58,18 @@ def read_result(
             reason, error = _look(replica, request, token, finish)
         cached = request.num_cached_tokens
         deltas.append(
-            TokenDelta(request.req_id, token_id, reason, error, logprobs, cached, False, dp_rank)
+            TokenDelta(
+                request.req_id,
+                token_id,
+                reason,
+                error,
+                logprobs,
+                cached,
+                False,
+                dp_rank,
+                # Only a grammar ends a request with an error here.
+                error is not None,
+            )
         )
     return deltas
 

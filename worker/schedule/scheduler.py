@@ -276,13 +276,12 @@ class Scheduler:
             replica.pool.check_conserved(request.block_ids for request in replica.lanes)
 
     def _queue_compiled(self) -> None:
-        for request, error in self._compiling.take_done():
-            if error is None:
+        for request, failure in self._compiling.take_done():
+            if failure is None:
                 self._replicas[request.replica].waiting.enqueue(request)
                 continue
             self._finish(request, "error")
-            dp_rank = request.replica
-            self._deltas.append(TokenDelta(request.req_id, b"", "error", error, dp_rank=dp_rank))
+            self._deltas.append(failure)
 
     def _finish(self, request: Request, reason: str) -> None:
         del self._requests[request.req_id]
