@@ -31,6 +31,7 @@ AXES = {
 # Eight blocks for requests of up to seven: two long answers cannot both be held to their end.
 POOLS = {"ample": 129, "tiny": 9}
 TIMEOUT_S = 600
+MAX_TOKENS = 64
 EXPECTED = "as expected"
 
 
@@ -55,11 +56,12 @@ def degrees(case: Case) -> tuple[int, int]:
     return int(tp), int(dp)
 
 
-def settings(case: Case) -> list[str]:
+def settings(case: Case, max_tokens: int) -> list[str]:
     """The case as flags."""
     tp, dp = degrees(case)
     flags = [
-        *("--model", "smollm2", "--device", "cpu", "--temperature", "0", "--max-tokens", "64"),
+        *("--model", "smollm2", "--device", "cpu", "--temperature", "0"),
+        *("--max-tokens", str(max_tokens)),
         *("-tp", str(tp), "-dp", str(dp)),
         *("--max-num-seqs", "4", "--max-num-batched-tokens", "48", "--max-model-len", "128"),
         *("--num-gpu-blocks-override", str(POOLS[case["pool"]])),
@@ -89,8 +91,8 @@ def command(case: Case) -> list[str]:
     return [*torchrun, f"--nproc-per-node={tp * dp}", "-m", "lockstep.launcher.torchrun"]
 
 
-def run(case: Case) -> Verdict:
-    """Start an engine for the case, answer its requests, compare."""
+def run(case: Case, max_tokens: int = MAX_TOKENS) -> Verdict:
+    """Start an engine for the case, answer its requests, compare their first ``max_tokens``."""
     asked = requests(case)
     began = time.monotonic()
     with TemporaryDirectory() as folder:
@@ -99,7 +101,7 @@ def run(case: Case) -> Verdict:
         files = ["--prompts-file", str(source), "--output", str(target)]
         try:
             done = subprocess.run(
-                [*command(case), "generate", *settings(case), *files],
+                [*command(case), "generate", *settings(case, max_tokens), *files],
                 capture_output=True,
                 text=True,
                 timeout=TIMEOUT_S,
@@ -111,10 +113,12 @@ def run(case: Case) -> Verdict:
     if done.returncode != 0:
         return Verdict(f"exit {done.returncode}: {done.stderr[-2000:]}", len(asked), 0, seconds)
     records = [json.loads(line) for line in text.splitlines()]
-    return Verdict(difference(asked, records), len(asked), preemptions(done.stderr), seconds)
+    return Verdict(
+        difference(asked, records, max_tokens), len(asked), preemptions(done.stderr), seconds
+    )
 
 
-def difference(asked: list[dict[str, Any]], records: list[dict[str, Any]]) -> str:
+def difference(asked: list[dict[str, Any]], records: list[dict[str, Any]], max_tokens: int) -> str:
     """The first token that is not as expected, or nothing."""
     if len(asked) != len(records):
         return f"{len(records)} answers to {len(asked)} requests"
@@ -124,11 +128,14 @@ def difference(asked: list[dict[str, Any]], records: list[dict[str, Any]]) -> st
             return f"{where}: {record['error']}"
         if record["num_prompt_tokens"] != len(item["prompt_ids"]):
             return f"{where}: {record['num_prompt_tokens']} prompt tokens"
-        pairs = enumerate(zip(item["output_ids"], record["token_ids"], strict=False))
+        expected = item["output_ids"][:max_tokens]
+        pairs = enumerate(zip(expected, record["token_ids"], strict=False))
         wrong = next((f"{n}: {got}, not {want}" for n, (want, got) in pairs if want != got), None)
         if wrong:
             return f"{where}: token {wrong}"
-        if (record["token_ids"], record["text"]) != (item["output_ids"], item["text"]):
+        whole = len(expected) == len(item["output_ids"])
+        text = item["text"] if whole else item["text"][: len(record["text"])]
+        if (record["token_ids"], record["text"]) != (expected, text):
             return f"{where}: {len(record['token_ids'])} tokens, text {record['text']!r}"
     return ""
 
