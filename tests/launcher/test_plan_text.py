@@ -156,6 +156,14 @@ def test_the_floor_of_a_model_from_its_config_alone(shown, tmp_path: Path) -> No
     assert "does not fit" in page
 
 
+def test_the_floor_is_of_a_context_that_the_model_takes(shown, tmp_path: Path) -> None:
+    for longest, context_len in ((512, 512), (2048, 1024)):
+        config = LLAMA_8B | {"max_position_embeddings": longest}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        model = json.loads(shown("--json", "--model", str(tmp_path)))["model"]
+        assert model["context_len"] == context_len
+
+
 def test_models_and_gpus_that_are_refused(shown, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
     refused = {
