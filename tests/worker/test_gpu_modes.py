@@ -37,12 +37,14 @@ def requests(**sampling: object) -> list[AddRequest]:
     ]
 
 
-def serve(rig: GpuRig, adds: list[AddRequest]) -> tuple[Served, SchedulerStats]:
+def serve(rig: GpuRig, *waves: list[AddRequest]) -> tuple[Served, SchedulerStats]:
+    """One wave after the other, each to its end."""
     scheduler, served = make_scheduler(rig.worker.config, rig.ready.num_blocks), Served()
-    for add in adds:
-        scheduler.add(add)
-    run_turns(rig.worker, scheduler, served)
-    scheduler.check_conserved()
+    for adds in waves:
+        for add in adds:
+            scheduler.add(add)
+        run_turns(rig.worker, scheduler, served)
+        scheduler.check_conserved()
     return served, scheduler.stats()
 
 
@@ -117,13 +119,15 @@ def test_decode_steps_are_replays_without_exception() -> None:
     assert {use.run_mode for use in stats.graph_uses} == {"FULL", "PIECEWISE"}
 
 
+KINDS_OF_SAMPLING = ({}, {"temperature": 0.9, "top_p": 0.9, "seed": 1}, {"logprobs": 5})
+
+
 @pytest.mark.parametrize("mode", ["PIECEWISE", "FULL_AND_PIECEWISE", "FULL"])
 def test_nothing_is_allocated_or_compiled_once_a_worker_serves(mode: str) -> None:
     with started(mode, "bfloat16", num_blocks=None, utilization=0.5) as rig:
         before = torch.cuda.memory_stats()
         with compilations() as compiled:
-            for sampling in ({}, {"temperature": 0.9, "top_p": 0.9, "seed": 1}, {"logprobs": 5}):
-                serve(rig, requests(**sampling))
+            serve(rig, *[requests(**sampling) for sampling in KINDS_OF_SAMPLING])
         after = torch.cuda.memory_stats()
     counters = ("num_device_alloc", "num_alloc_retries")
     grown = {name: after[name] - before[name] for name in counters}

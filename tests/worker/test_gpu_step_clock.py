@@ -29,7 +29,8 @@ def decode_ahead(rig: GpuRig) -> None:
 
 
 def kernels_of_a_step(rig: GpuRig) -> int:
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities, acc_events=True) as profile:
         rig.decode(RunMode.FULL, LANES)
         torch.cuda.synchronize()
     events = [event for event in profile.events() if event.device_type.name == "CUDA"]
