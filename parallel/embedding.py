@@ -58,8 +58,9 @@ class ParallelLMHead(nn.Module):
         rows = embedding.weight
         self.weight = rows if tied else nn.Parameter(torch.zeros_like(rows), requires_grad=False)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        logits = _matmul_float32(hidden, self.weight)
+    def forward(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """Into ``out``, if there is one: float32 [n, vocab_local], contiguous."""
+        logits = _matmul_float32(hidden, self.weight, out)
         if self.shard.length < self.shard.local_size:
             logits[:, self.shard.length :] = float("-inf")
         return logits
@@ -69,8 +70,9 @@ class ParallelLMHead(nn.Module):
             yield WeightShard(f"{name}.weight", self.shape, self.weight, self.shard)
 
 
-def _matmul_float32(x: Tensor, weight: Tensor) -> Tensor:
+def _matmul_float32(x: Tensor, weight: Tensor, out: Tensor | None) -> Tensor:
     """x @ weight.T without rounding the sums to a half type where the device can."""
     if x.is_cuda and x.dtype != torch.float32:
-        return torch.mm(x, weight.t(), out_dtype=torch.float32)
-    return F.linear(x, weight).float()
+        return torch.mm(x, weight.t(), out_dtype=torch.float32, out=out)
+    product = F.linear(x, weight).float()
+    return product if out is None else out.copy_(product)

@@ -23,7 +23,7 @@ class Model(Protocol):
 
     def __call__(self, inputs: ForwardInputs, kv: KVCache) -> Tensor: ...
 
-    def logits(self, hidden: Tensor) -> Tensor: ...
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor: ...
 
     def new_flow(self, num_tokens: int) -> Flow: ...
 
@@ -55,7 +55,7 @@ class Step:
         """The end of a body: ``hidden`` is that of every token."""
         if logit_rows is not None:
             hidden = hidden[logit_rows]
-        self.state.logits[: hidden.shape[0]].copy_(self.model.logits(hidden))
+        self.model.logits(hidden, self.state.logits[: hidden.shape[0]])
 
     def tail(self, num_lanes: int, variant: Variant) -> SampleOutput:
         """Sample for the lanes that the plan lets sample, store the row, advance all lanes."""

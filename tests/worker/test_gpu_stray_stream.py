@@ -20,12 +20,12 @@ def start_with_a_stray_kernel(rank: Rank) -> None:
     torch.cuda.set_device(0)
     stray, logits = torch.cuda.Stream(), DecoderModel.logits
 
-    def elsewhere(model: DecoderModel, hidden: Tensor) -> Tensor:
+    def elsewhere(model: DecoderModel, hidden: Tensor, out: Tensor) -> Tensor:
         own, waits = torch.cuda.current_stream(), not torch.cuda.is_current_stream_capturing()
         if waits:
             stray.wait_stream(own)
         with torch.cuda.stream(stray):
-            made = logits(model, hidden)
+            made = logits(model, hidden, out)
         if waits:
             own.wait_stream(stray)
         return made

@@ -228,9 +228,9 @@ def test_the_self_check_finds_work_that_the_graph_does_not_hold(model) -> None:
     """As from a kernel on a stream that does not capture: capture says nothing, replays differ."""
     rig = make_rig(model, backend=TapeBackend())
 
-    def stray(hidden: Tensor) -> Tensor:
+    def stray(hidden: Tensor, out: Tensor) -> Tensor:
         with _disable_current_modes():
-            return type(model).logits(model, hidden)
+            return type(model).logits(model, hidden, out)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model, "logits", stray)

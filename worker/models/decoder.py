@@ -279,9 +279,9 @@ class DecoderModel(nn.Module):
         self.model.layer(layer_id).self_attn.attend(heads, metadata, kv, attended)
         return attended
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """[n, hidden_size] to float32 [n, vocab_local]; padded vocabulary rows are -inf."""
-        logits: Tensor = self.lm_head(hidden)
+        logits: Tensor = self.lm_head(hidden, out)
         return logits
 
     def weight_shards(self) -> Iterator[WeightShard]:
