@@ -35,6 +35,10 @@ class ColumnParallelLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.linear(x, self.weight, self.bias)
 
+    def of_norm(self, x: Tensor, residual: Tensor, norm: AddNorm) -> tuple[Tensor, Tensor]:
+        """(``forward`` of the norm of x + residual, that sum)."""
+        return self.linear.of_norm(x, residual, norm, self.weight, self.bias)
+
     def weight_shards(self, name: str) -> Iterator[WeightShard]:
         yield from self._fused("weight", self.weight, (self.in_features,))
         if self.bias is not None:
@@ -58,8 +62,8 @@ class QKVParallelLinear(ColumnParallelLinear):
         super().__init__(in_features, parts, place, bias=bias)
 
 
-class MergedColumnParallelLinear(ColumnParallelLinear):
-    """The fused gate and up projection; ``out_features`` is the size of each."""
+class GateUpParallelLinear(ColumnParallelLinear):
+    """silu(gate) * up of the fused gate and up projection; ``out_features`` is the size of each."""
 
     def __init__(
         self, in_features: int, out_features: int, place: Placement, *, bias: bool
@@ -68,9 +72,11 @@ class MergedColumnParallelLinear(ColumnParallelLinear):
         shard = even_shard(out_features, tp.size, tp.rank, what="intermediate_size")
         super().__init__(in_features, {"gate_proj": shard, "up_proj": shard}, place, bias=bias)
 
-    def gated(self, x: Tensor) -> Tensor:
-        """silu(gate) * up of ``forward``, [num_tokens, size of one]."""
+    def forward(self, x: Tensor) -> Tensor:
         return self.linear.gated(x, self.weight, self.bias)
+
+    def of_norm(self, x: Tensor, residual: Tensor, norm: AddNorm) -> tuple[Tensor, Tensor]:
+        return self.linear.gated_of_norm(x, residual, norm, self.weight, self.bias)
 
 
 class RowParallelLinear(nn.Module):
@@ -115,6 +121,15 @@ class RowParallelLinear(nn.Module):
         if self.bias is not None:
             return norm.add(self(x), residual)
         return self.tp.all_reduce_add_norm(self.linear(x, self.weight), residual, norm)
+
+    def into(
+        self, x: Tensor, residual: Tensor, norm: AddNorm, column: ColumnParallelLinear
+    ) -> tuple[Tensor, Tensor]:
+        """(``column`` of the norm of ``forward`` + ``residual``, that sum)."""
+        if self.tp.size == 1 and self.bias is None:
+            return column.of_norm(self.linear(x, self.weight), residual, norm)
+        normed, total = self.add_norm(x, residual, norm)
+        return column(normed), total
 
     def weight_shards(self, name: str) -> Iterator[WeightShard]:
         shape = (self.weight.shape[0], self.shard.full_size)

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lockstep.comm.all_reduce.base import AddNorm
 from lockstep.comm.collectives import Communicator
 
 
@@ -21,6 +22,18 @@ class LinearOps(Protocol):
         """silu(gate) * up of that product, whose first half is gate: [rows, out_size / 2]."""
         ...
 
+    def of_norm(
+        self, x: Tensor, residual: Tensor, norm: AddNorm, weight: Tensor, bias: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """(product with the norm of x + residual, that sum)."""
+        ...
+
+    def gated_of_norm(
+        self, x: Tensor, residual: Tensor, norm: AddNorm, weight: Tensor, bias: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """(``gated`` of the norm of x + residual, that sum)."""
+        ...
+
 
 class TorchLinear:
     """``LinearOps`` in plain torch, on any device."""
@@ -31,6 +44,18 @@ class TorchLinear:
     def gated(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         gate, up = F.linear(x, weight, bias).chunk(2, dim=-1)
         return F.silu(gate) * up
+
+    def of_norm(
+        self, x: Tensor, residual: Tensor, norm: AddNorm, weight: Tensor, bias: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        normed, total = norm.add(x, residual)
+        return self(normed, weight, bias), total
+
+    def gated_of_norm(
+        self, x: Tensor, residual: Tensor, norm: AddNorm, weight: Tensor, bias: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        normed, total = norm.add(x, residual)
+        return self.gated(normed, weight, bias), total
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from lockstep.worker.graphs.errors import CaptureFailed, GraphError, HostSync, O
 from lockstep.worker.graphs.guard import CaptureGuard
 from lockstep.worker.graphs.host import HostBackend
 from lockstep.worker.graphs.runner import GraphRunner
-from lockstep.worker.models.decoder import DecoderMLP
+from lockstep.worker.models.decoder import DecoderLayer
 
 CPU = torch.device("cpu")
 kept: list[Tensor] = []
@@ -108,15 +108,15 @@ def test_guards_end_with_the_capture() -> None:
 
 @pytest.mark.parametrize("sizes", [{"split": (8,)}, {"mixed": (8,)}], ids=["segments", "whole"])
 def test_a_layer_that_asks_is_named_in_any_graph(monkeypatch, sizes) -> None:
-    add_norm = DecoderMLP.add_norm
+    activate = DecoderLayer.activate
 
     def asks(self, x: Tensor, *others: object) -> tuple[Tensor, Tensor]:
-        return add_norm(self, x * float(x.abs().max() > -1), *others)
+        return activate(self, x * float(x.abs().max() > -1), *others)
 
-    monkeypatch.setattr(DecoderMLP, "add_norm", asks)
+    monkeypatch.setattr(DecoderLayer, "activate", asks)
     monkeypatch.setitem(ADAPTERS, "reference", "always_attention:AlwaysAttention")
     kind = "in segments" if "split" in sizes else "of any batch"
-    said = rf"at size 8 {kind}: HostSync: Tensor.__float__ .*{__file__}:\d+: return add_norm"
+    said = rf"at size 8 {kind}: HostSync: Tensor.__float__ .*{__file__}:\d+: return activate"
     with pytest.raises(CaptureFailed, match=said):
         make_rig(tiny_model()).capture(**sizes)
 

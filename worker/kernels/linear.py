@@ -14,9 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lockstep.comm.all_reduce.base import AddNorm
 from lockstep.parallel.placement import TorchLinear
 from lockstep.worker.kernels.activation import silu_and_mul
 from lockstep.worker.kernels.chain import chained, follow, prefetch_rows
+from lockstep.worker.kernels.normed_row import normed_row
 
 MAX_ROWS = 16
 ENOUGH_PROGRAMS = 256
@@ -151,6 +153,15 @@ def one_row_tiles(in_size: int, *, gated: bool) -> Tiles:
     return Tiles(2, min(4096, width)) if gated else Tiles(4, min(2048, width), num_warps=8)
 
 
+def normed_row_tiles(weight: Tensor, *, gated: bool) -> dict[str, int]:
+    """As launch options. Short rows leave room for more of them, which share the sum of squares."""
+    size = weight.shape[1]
+    width = triton.next_power_of_2(size)
+    tile_n = 2 if gated or size > 1024 else 8
+    ahead = _ahead(size) if weight.numel() <= SMALL_WEIGHT else LEAST_AHEAD
+    return {"TILE_N": tile_n, "TILE_K": min(4096, width), "AHEAD": ahead, "num_warps": 4}
+
+
 def few_rows_tiles(out_size: int, in_size: int, *, gated: bool) -> Tiles:
     """Two tiles of 32 KB in flight a program, and splits where the tiles leave the device idle."""
     if gated and out_size * in_size > SMALL_WEIGHT:
@@ -266,3 +277,26 @@ class KernelLinear:
         if torch.compiler.is_compiling():  # makes a kernel of its own
             return self._torch.gated(x, weight, bias)
         return silu_and_mul(F.linear(x, weight, bias))
+
+    def of_norm(
+        self, x: Tensor, residual: Tensor, norm: AddNorm, weight: Tensor, bias: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """(product with the norm of x + residual, that sum)."""
+        if self._is_one_row(x, weight):
+            tiles = normed_row_tiles(weight, gated=False)
+            return normed_row(x, residual, norm, weight, bias, tiles, gated=False)
+        normed, total = norm.add(x, residual)
+        return self(normed, weight, bias), total
+
+    def gated_of_norm(
+        self, x: Tensor, residual: Tensor, norm: AddNorm, weight: Tensor, bias: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """(``gated`` of the norm of x + residual, that sum)."""
+        if self._is_one_row(x, weight):
+            tiles = normed_row_tiles(weight, gated=True)
+            return normed_row(x, residual, norm, weight, bias, tiles, gated=True)
+        normed, total = norm.add(x, residual)
+        return self.gated(normed, weight, bias), total
+
+    def _is_one_row(self, x: Tensor, weight: Tensor) -> bool:
+        return x.shape[0] == 1 and self._few_rows.serves(x, weight)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lockstep.comm.collectives import Communicator
 from lockstep.parallel.embedding import ParallelLMHead, VocabParallelEmbedding
 from lockstep.parallel.linear import (
-    MergedColumnParallelLinear,
+    GateUpParallelLinear,
     QKVParallelLinear,
     RowParallelLinear,
 )
@@ -56,15 +56,15 @@ class DecoderAttention(nn.Module):
         window = config.window(layer_id)
         self.attention = Attention(layer_id, backend, scale=head_dim**-0.5, window=window)
 
-    def project(self, x: Tensor, positions: Tensor) -> Tensor:
-        """[num_tokens, q, k and v heads, head_dim]: rotated queries and keys, then values."""
-        heads: Tensor = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
+    def rotate(self, qkv: Tensor, positions: Tensor) -> Tensor:
+        """``qkv_proj``'s product as [num_tokens, q, k and v heads, head_dim], q and k rotated."""
+        heads = qkv.view(qkv.shape[0], -1, self.head_dim)
         q, k, _ = self._split(heads)
         self.rotary(q, k, positions, self._norms())
         return heads
 
     def attend(self, heads: Tensor, metadata: AttentionMetadata, kv: KVCache, out: Tensor) -> None:
-        """Attention of ``project``'s heads into ``out`` [num_tokens, num_heads, head_dim]."""
+        """Attention of ``rotate``'s heads into ``out`` [num_tokens, num_heads, head_dim]."""
         self.attention(*self._split(heads), metadata, kv, out)
 
     def _split(self, heads: Tensor) -> tuple[Tensor, ...]:
@@ -80,19 +80,15 @@ class DecoderMLP(nn.Module):
     def __init__(self, config: ModelConfig, place: Placement) -> None:
         super().__init__()
         hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        self.gate_up_proj = MergedColumnParallelLinear(hidden, inner, place, bias=bias)
+        self.gate_up_proj = GateUpParallelLinear(hidden, inner, place, bias=bias)
         self.down_proj = RowParallelLinear.even(inner, hidden, place, bias=bias)
-
-    def add_norm(self, x: Tensor, residual: Tensor, norm: RMSNorm) -> tuple[Tensor, Tensor]:
-        """(normed, new residual) of the MLP's output and ``residual``."""
-        return self.down_proj.add_norm(self.gate_up_proj.gated(x), residual, norm)
 
 
 class DecoderLayer(nn.Module):
-    """Attention and MLP. The residual stream travels beside the normed input of each.
+    """Attention and MLP. The residual stream travels beside what each of them has to add to it.
 
-    What each of them gives is summed over the ranks, added to the stream and normed for what comes
-    next, which may be one kernel. So a layer norms its own input only where there was none before.
+    That is summed over the ranks, added to the stream and normed for the product that reads it,
+    and any of these may be one kernel: with the sum over ranks, or with the product.
     """
 
     def __init__(
@@ -110,17 +106,11 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(hidden, eps, place)
         self.mlp = DecoderMLP(config, place)
 
-    def first_heads(self, x: Tensor, positions: Tensor) -> Tensor:
-        """The heads of the model's first attention, from the embedded tokens."""
-        return self.self_attn.project(self.input_layernorm(x), positions)
-
-    def after_attention(
-        self, attended: Tensor, residual: Tensor, next_norm: RMSNorm
-    ) -> tuple[Tensor, Tensor]:
-        """(normed, residual): what ``next_norm`` gives to the next layer or to the logits."""
-        o_proj, norm = self.self_attn.o_proj, self.post_attention_layernorm
-        normed, residual = o_proj.add_norm(attended.flatten(1), residual, norm)
-        return self.mlp.add_norm(normed, residual, next_norm)
+    def activate(self, attended: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """(what the MLP's last product reads, residual) from this layer's attention."""
+        attention, norm = self.self_attn, self.post_attention_layernorm
+        gate_up = self.mlp.gate_up_proj
+        return attention.o_proj.into(attended.flatten(1), residual, norm, gate_up)
 
 
 class SegmentFunctions(NamedTuple):
@@ -135,7 +125,8 @@ def _opening(
     embed_tokens: nn.Module, layer: DecoderLayer, token_ids: Tensor, positions: Tensor
 ) -> tuple[Tensor, Tensor]:
     x = embed_tokens(token_ids)
-    return layer.first_heads(x, positions), x
+    attention = layer.self_attn
+    return attention.rotate(attention.qkv_proj(layer.input_layernorm(x)), positions), x
 
 
 def _between(
@@ -145,12 +136,15 @@ def _between(
     residual: Tensor,
     positions: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    normed, residual = before.after_attention(attended, residual, after.input_layernorm)
-    return after.self_attn.project(normed, positions), residual
+    activated, residual = before.activate(attended, residual)
+    attention, norm = after.self_attn, after.input_layernorm
+    qkv, residual = before.mlp.down_proj.into(activated, residual, norm, attention.qkv_proj)
+    return attention.rotate(qkv, positions), residual
 
 
 def _closing(layer: DecoderLayer, norm: RMSNorm, attended: Tensor, residual: Tensor) -> Tensor:
-    return layer.after_attention(attended, residual, norm)[0]
+    activated, residual = layer.activate(attended, residual)
+    return layer.mlp.down_proj.add_norm(activated, residual, norm)[0]
 
 
 class DecoderBody(nn.Module):

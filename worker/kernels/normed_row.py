@@ -1,0 +1,87 @@
+"""y = x W^T for one row x that is the RMSNorm of a sum, which is formed on the way. CUDA, Triton.
+
+The factor that makes a row's square sum one is the same for all its numbers, so it is taken out of
+the products and multiplied at their end: nobody waits for the norm before weights are read.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lockstep.comm.all_reduce.base import AddNorm
+from lockstep.worker.kernels.chain import chained, follow, prefetch_rows
+
+
+@triton.jit
+def _normed_one_row_kernel(
+    out_ptr, total_ptr, x_ptr, residual_ptr, norm_ptr, w_ptr, bias_ptr, eps,
+    OUT: tl.constexpr, SIZE: tl.constexpr, GATED: tl.constexpr, HAS_BIAS: tl.constexpr,
+    TILE_N: tl.constexpr, TILE_K: tl.constexpr, AHEAD: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    columns = program.to(tl.int64) * TILE_N + tl.arange(0, TILE_N)
+    live_columns = columns < OUT
+    columns = tl.minimum(columns, OUT - 1)
+    prefetch_rows(w_ptr, columns, 0, SIZE, AHEAD, CHAINED)
+    if GATED:
+        prefetch_rows(w_ptr + OUT * SIZE, columns, 0, SIZE, AHEAD, CHAINED)
+    follow(CHAINED)
+    places = columns[:, None] * SIZE
+    products = tl.zeros([TILE_N, TILE_K], tl.float32)
+    up_products = tl.zeros([TILE_N, TILE_K], tl.float32)
+    squares = tl.zeros([TILE_K], tl.float32)
+    for k in range(0, SIZE, TILE_K):
+        at = k + tl.arange(0, TILE_K)
+        live = at < SIZE
+        w = tl.load(w_ptr + places + at[None, :], mask=live[None, :], other=0.0)
+        if GATED:
+            up_w = tl.load(w_ptr + OUT * SIZE + places + at[None, :], mask=live[None, :], other=0.0)
+        x = tl.load(x_ptr + at, mask=live, other=0.0).to(tl.float32)
+        residual = tl.load(residual_ptr + at, mask=live, other=0.0).to(tl.float32)
+        # The norm must see what later layers will see: the sum after rounding.
+        total = (x + residual).to(total_ptr.dtype.element_ty)
+        tl.store(total_ptr + at, total, mask=live & (program == 0))
+        x = total.to(tl.float32)
+        squares += x * x
+        x *= tl.load(norm_ptr + at, mask=live, other=0.0).to(tl.float32)
+        products += w.to(tl.float32) * x[None, :]
+        if GATED:
+            up_products += up_w.to(tl.float32) * x[None, :]
+    scale = tl.rsqrt(tl.sum(squares, 0) / SIZE + eps)
+    y = tl.sum(products, 1) * scale
+    if HAS_BIAS:
+        y += tl.load(bias_ptr + columns).to(tl.float32)
+    if GATED:
+        up = tl.sum(up_products, 1) * scale
+        if HAS_BIAS:
+            up += tl.load(bias_ptr + OUT + columns).to(tl.float32)
+        y = y * tl.sigmoid(y) * up
+    tl.store(out_ptr + columns, y.to(out_ptr.dtype.element_ty), mask=live_columns)
+
+
+def normed_row(
+    x: Tensor,
+    residual: Tensor,
+    norm: AddNorm,
+    weight: Tensor,
+    bias: Tensor | None,
+    tiles: dict[str, int],
+    *,
+    gated: bool,
+) -> tuple[Tensor, Tensor]:
+    """(product, total): total is x + residual [1, size]; the product is of its norm.
+
+    Args:
+        weight: [out_size, size], contiguous; gate and up rows if ``gated``, which gives
+            silu(gate) * up, [1, out_size / 2].
+        tiles: TILE_N, TILE_K, AHEAD and num_warps of a launch.
+    """
+    size, out_size = x.shape[1], weight.shape[0] // (1 + gated)
+    out = torch.empty((1, out_size), dtype=x.dtype, device=x.device)
+    total = torch.empty((1, size), dtype=x.dtype, device=x.device)
+    _normed_one_row_kernel[(triton.cdiv(out_size, tiles["TILE_N"]),)](
+        out, total, x, residual, norm.weight, weight, weight if bias is None else bias, norm.eps,
+        OUT=out_size, SIZE=size, GATED=gated, HAS_BIAS=bias is not None, **tiles, **chained(),
+    )  # fmt: skip
+    return out, total
