@@ -26,13 +26,9 @@ from lockstep.worker.attention.triton import TritonAttention
 from lockstep.worker.forward import AttentionMetadata
 from lockstep.worker.kernels import chain, ops
 from lockstep.worker.kernels.activation import silu_and_mul
-from lockstep.worker.kernels.linear import (
-    ENOUGH_PROGRAMS,
-    MAX_ROWS,
-    FewRowsLinear,
-    KernelLinear,
-    Tiles,
-)
+from lockstep.worker.kernels.few_rows import MAX_SPLIT_TILES
+from lockstep.worker.kernels.linear import FewRowsLinear, KernelLinear
+from lockstep.worker.kernels.linear_tiles import MAX_ROWS, Tiles
 
 DEVICE = torch.device("cuda")
 READ_TBPS = 4.68  # measured on an H200: plain 16-byte loads
@@ -355,14 +351,14 @@ ONE_ROW_TILES = [
 FEW_ROWS_TILES = [
     Tiles(n, k, splits, num_warps=4, num_stages=stages)
     for n, k, splits, stages in (
-        (32, 256, 1, 4), (32, 256, 2, 4), (32, 256, 4, 4), (32, 256, 8, 4), (32, 128, 4, 6),
-        (64, 128, 4, 5), (64, 128, 8, 5), (16, 256, 2, 4), (16, 256, 4, 4), (64, 256, 8, 3),
+        (64, 128, 1, 4), (64, 256, 1, 3), (64, 128, 2, 4), (64, 128, 2, 6), (64, 128, 4, 4),
+        (64, 128, 8, 3), (128, 128, 1, 3), (32, 256, 1, 4), (32, 128, 4, 4), (64, 64, 1, 3),
     )
 ]  # fmt: skip
 
 
 def report_tune() -> None:
-    """Best tiles of each weight first; what ``kernels.linear`` chooses by itself is "default"."""
+    """Best tiles of each weight first; what ``linear_tiles`` chooses by itself is "default"."""
     for shape in (QWEN, LLAMA):
         for name, size in shape.weights().items():
             weights = weight_copies(*size)
@@ -380,7 +376,7 @@ def tiles_times(
     run, x = few_rows.gated if gated else few_rows, randn(batch, weights[0].shape[1])
     found = []
     for tiles in candidates:
-        if tiles and tiles.splits > 1 and weights[0].shape[0] // tiles.tile_n >= ENOUGH_PROGRAMS:
+        if tiles and tiles.splits > 1 and weights[0].shape[0] // tiles.tile_n >= MAX_SPLIT_TILES:
             continue
         us = microseconds([partial(run, x, weight, tiles=tiles) for weight in weights], replays=9)
         text = "default"

@@ -46,7 +46,8 @@ def warm_up_plans(
     """Eager plans for all replicas alike: prompts wide and long, then masked decode, per option.
 
     After these come smaller and smaller ones: libraries choose kernels by size, and load the
-    chosen one when it is first used.
+    chosen one when it is first used. Rounded up, halves leave out no range between two powers of
+    two, by which our kernels choose.
 
     Args:
         num_tokens: tokens of a prompt step, at most ``max_num_batched_tokens``.
@@ -76,7 +77,8 @@ def _batches(
     for lens in (wide, long) if wide != long else (wide,):
         for sampling in SAMPLING_OPTIONS:
             yield lens, sampling
-    while num_tokens := num_tokens // 2:
+    while num_tokens > 1:
+        num_tokens = -(-num_tokens // 2)
         yield _spread(num_tokens, min(most_lanes, num_tokens), longest), SAMPLING_OPTIONS[0]
 
 

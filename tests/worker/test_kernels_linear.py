@@ -10,10 +10,20 @@ from torch import Tensor
 DEVICE = kernel_device()
 
 from lockstep.parallel.placement import TorchLinear  # noqa: E402
-from lockstep.worker.kernels.linear import (  # noqa: E402
-    FewRowsLinear,
-    KernelLinear,
+from lockstep.worker.kernels.linear import FewRowsLinear, KernelLinear  # noqa: E402
+from lockstep.worker.kernels.linear_tiles import (  # noqa: E402
+    FEW_ROWS_AHEAD,
+    LINE,
+    MULTIPROCESSORS,
+    ONE_ROW_AHEAD,
+    SHARED_BYTES,
+    Ahead,
     Tiles,
+    few_rows_ahead,
+    few_rows_tiles,
+    lanes_of,
+    one_row_ahead,
+    one_row_tiles,
 )
 
 pytestmark = kernel_marks()
@@ -45,12 +55,12 @@ def _check(rows: int, out_size: int, in_size: int, *, with_bias: bool) -> None:
     ):
         assert got.dtype is DTYPE
         torch.testing.assert_close(got.float(), expected, rtol=limit, atol=2 * limit)
-    assert linear._arrivals.eq(0).all()
+    assert linear._few_rows.arrivals.eq(0).all()
 
 
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("rows", [1, 2, 16])
+@pytest.mark.parametrize("rows", [1, 2, 16, 33])
 def test_matches_float32(rows: int, shape: tuple[int, int], with_bias: bool) -> None:
     _check(rows, *shape, with_bias=with_bias)
 
@@ -58,7 +68,7 @@ def test_matches_float32(rows: int, shape: tuple[int, int], with_bias: bool) -> 
 def test_splits_of_the_sum_are_added_in_order_and_repeat_bit_for_bit() -> None:
     linear, x, weight = FewRowsLinear(DEVICE), _random(5, 1024), _weight(64, 1024)
     for splits in (1, 2, 3, 4):
-        tiles = Tiles(32, 256, splits)
+        tiles = Tiles(32, 128, splits)
         first = linear(x, weight, tiles=tiles)
         torch.testing.assert_close(
             first.float(), F.linear(x.float(), weight.float()), rtol=1e-2, atol=1e-2
@@ -74,30 +84,42 @@ def test_more_splits_than_there_is_space_for_are_refused() -> None:
 
 
 def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
-    linear, x, weight = FewRowsLinear(DEVICE), _random(16, 600), _weight(100, 600)
+    linear, x, weight = FewRowsLinear(DEVICE), _random(32, 600), _weight(100, 600)
     together = linear(x, weight)
-    assert linear(x[:2], weight).equal(together[:2])
-    assert linear(x[9:14], weight).equal(together[9:14])
+    assert linear(x[:17], weight).equal(together[:17])
+    assert linear(x[11:31], weight).equal(together[11:31])
 
 
 @pytest.mark.parametrize(
     "x, weight",
     [
-        (_random(17, 64), _random(8, 64)),
+        (_random(129, 64), _random(8, 64)),
         (_random(0, 64), _random(8, 64)),
         (_random(2, 64).float(), _random(8, 64)),
         (_random(2, 64).float(), _random(8, 64).float()),
         (_random(2, 60), _random(8, 60)),
+        (_random(2, 65)[:, :64], _random(8, 64)),
+        (_random(130)[2:].view(2, 64), _random(8, 64)),
         (_random(64, 2).t(), _random(8, 64)),
         (_random(2, 64), _random(64, 8).t()),
     ],
-    ids=["rows", "empty", "mixed types", "float32", "unaligned", "x strided", "weight strided"],
+    ids=[
+        "rows",
+        "empty",
+        "mixed types",
+        "float32",
+        "unaligned",
+        "unaligned rows",
+        "unaligned start",
+        "x strided",
+        "weight strided",
+    ],  # fmt: skip
 )
 def test_leaves_the_rest_to_others(x: Tensor, weight: Tensor) -> None:
     assert not FewRowsLinear(DEVICE).serves(x, weight)
 
 
-@pytest.mark.parametrize("rows", [0, 1, 16, 17])
+@pytest.mark.parametrize("rows", [0, 1, 16, 33, 129])
 def test_any_number_of_rows_is_that_of_torch(rows: int) -> None:
     ours, plain = KernelLinear(DEVICE), TorchLinear()
     x, weight, bias = _random(rows, 128), _weight(96, 128), _random(96)
@@ -108,13 +130,55 @@ def test_any_number_of_rows_is_that_of_torch(rows: int) -> None:
         torch.testing.assert_close(got, expected, rtol=2e-2, atol=2e-2)
 
 
+# [out_size, in_size] of qkv, o, gate and up, down.
+MODELS = {
+    "Llama-8B": [(6144, 4096), (4096, 4096), (14336, 4096), (4096, 14336)],
+    "Llama-8B TP2": [(3072, 4096), (4096, 2048), (7168, 4096), (4096, 7168)],
+    "Llama-70B TP8": [(1280, 8192), (8192, 1024), (3584, 8192), (8192, 3584)],
+    "Qwen3-0.6B": [(4096, 1024), (1024, 2048), (3072, 1024), (1024, 3072)],
+    "SmolLM2": [(960, 576), (576, 576), (1536, 576), (576, 1536)],
+}
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("shape", sum(MODELS.values(), []), ids=str)
+def test_tiles_of_every_model_fit(shape: tuple[int, int], gated: bool) -> None:
+    out_size, in_size = shape
+    for lanes in (16, 32, 64, 128):
+        tiles = few_rows_tiles(out_size, in_size, lanes, gated=gated)
+        stage = (tiles.tile_n * (1 + gated) + lanes) * tiles.tile_k * 2
+        assert tiles.num_stages * stage < SHARED_BYTES
+        num_tiles = -(-out_size // tiles.tile_n)
+        assert tiles.splits == 1 or num_tiles * tiles.splits <= MULTIPROCESSORS
+        split_size = -(-in_size // tiles.splits)
+        ahead = few_rows_ahead(tiles, out_size, split_size, tiles.splits, gated=gated)
+        _check_ahead(ahead, tiles.tile_n * (1 + gated), FEW_ROWS_AHEAD, split_size)
+    tiles = one_row_tiles(in_size, gated=gated)
+    ahead = one_row_ahead(tiles, out_size, in_size, gated=gated)
+    _check_ahead(ahead, tiles.tile_n * (1 + gated), ONE_ROW_AHEAD, in_size)
+
+
+def _check_ahead(ahead: Ahead, rows_each: int, budget: int, row_share: int) -> None:
+    assert LINE <= ahead.elements < row_share + LINE
+    assert ahead.elements % LINE == 0
+    fetched = 2 * ahead.elements * rows_each * ahead.programs
+    assert fetched <= max(budget, 2 * LINE * rows_each * ahead.programs)
+
+
+@pytest.mark.parametrize(
+    "rows, lanes", [(2, 16), (16, 16), (17, 32), (33, 64), (64, 64), (65, 128), (128, 128)]
+)
+def test_lanes_are_the_next_power_of_two(rows: int, lanes: int) -> None:
+    assert lanes_of(rows) == lanes
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     "out_size, in_size",
     [(4096, 1024), (1024, 2048), (3072, 1024), (1024, 3072), (6144, 4096), (14336, 4096)],
 )
 def test_model_shapes(out_size: int, in_size: int) -> None:
-    for rows in (1, 2, 8, 16):
+    for rows in (1, 8, 32, 64, 128):
         _check(rows, out_size, in_size, with_bias=False)
 
 
@@ -127,13 +191,13 @@ def test_split_sums_repeat_bit_for_bit_while_many_programs_race() -> None:
 
 
 @pytest.mark.gpu
-def test_every_number_of_rows_uses_two_kernels() -> None:
+def test_numbers_of_rows_share_the_kernel_of_their_lanes() -> None:
     linear, weight = FewRowsLinear(DEVICE), _weight(72, 208)
     with compilations() as at_start:
-        for rows in (1, 2):
+        for rows in (1, 2, 17, 33, 65):
             linear(_random(rows, 208), weight)
-    assert len(at_start) == 2
+    assert len(at_start) == 5
     with compilations() as later:
-        for rows in range(1, 17):
+        for rows in range(1, 129):
             linear(_random(rows, 208), weight)
     assert later == []

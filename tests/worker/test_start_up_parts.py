@@ -84,6 +84,15 @@ def test_warm_up_reaches_every_limit_and_goes_beyond_none(max_model_len: int) ->
     assert all(option in joined for option in SAMPLING_OPTIONS)
 
 
+@pytest.mark.parametrize("num_tokens", [1, 2, 100, 129, 516, 2064, 8192])
+def test_warm_up_leaves_out_no_range_between_powers_of_two(num_tokens: int) -> None:
+    schedule = ScheduleConfig(max_num_seqs=4, max_model_len=8192, max_num_batched_tokens=8192)
+    plans = warm_up_plans(schedule, 97, num_tokens, 1)
+    sizes = {plan.agreement.num_tokens_across_dp[0] for plan in plans}
+    ranges = {(size - 1).bit_length() for size in sizes if size}
+    assert ranges == set(range((num_tokens - 1).bit_length() + 1))
+
+
 def test_a_worker_counts_what_it_ran() -> None:
     adds = [request("a", [1, 2, 3], max_tokens=5), request("b", [4], max_tokens=5)]
     _, _, worker = serve(worker_config(graph_mode="FULL_AND_PIECEWISE", run_ahead=0), adds)

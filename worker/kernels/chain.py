@@ -22,16 +22,21 @@ def follow(CHAINED: tl.constexpr):
 
 @triton.jit
 def prefetch_rows(
-    weight_ptr, rows, begin, SIZE: tl.constexpr, AHEAD: tl.constexpr, CHAINED: tl.constexpr
+    weight_ptr, rows, begin, wanted, SIZE: tl.constexpr, AHEAD: tl.constexpr, CHAINED: tl.constexpr
 ):  # fmt: skip
-    """Ask for ``AHEAD`` two-byte elements from ``begin`` of some rows to be brought into L2."""
-    if CHAINED:
-        lines = begin + tl.arange(0, AHEAD // 64) * 64
-        places = weight_ptr + rows[:, None] * SIZE + lines[None, :]
-        wanted = (lines < SIZE)[None, :] & (rows >= 0)[:, None]
+    """If ``wanted``, ask for ``AHEAD`` two-byte elements from ``begin`` of rows to come into L2.
+
+    ``AHEAD`` is a multiple of 64, which is a line.
+    """
+    if CHAINED and AHEAD > 0:
+        LINES: tl.constexpr = AHEAD // 64
+        lines = tl.arange(0, triton.next_power_of_2(LINES))
+        at = begin + lines * 64
+        places = weight_ptr + rows[:, None].to(tl.int64) * SIZE + at[None, :]
+        live = ((lines < LINES) & (at < SIZE) & wanted)[None, :]
         tl.inline_asm_elementwise(
             "{ .reg .pred p; setp.ne.b32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.b32 $0, 0; }",
-            "=r,l,r", [places.to(tl.int64), wanted.to(tl.int32)],
+            "=r,l,r", [places.to(tl.int64), live.to(tl.int32)],
             dtype=tl.int32, is_pure=False, pack=1,
         )  # fmt: skip
 

@@ -11,21 +11,24 @@ from torch import Tensor
 
 from lockstep.comm.all_reduce.base import AddNorm
 from lockstep.worker.kernels.chain import chained, follow, prefetch_rows
+from lockstep.worker.kernels.linear_tiles import normed_row_tiles, one_row_ahead
 
 
 @triton.jit
 def _normed_one_row_kernel(
     out_ptr, total_ptr, x_ptr, residual_ptr, norm_ptr, w_ptr, bias_ptr, eps,
     OUT: tl.constexpr, SIZE: tl.constexpr, GATED: tl.constexpr, HAS_BIAS: tl.constexpr,
-    TILE_N: tl.constexpr, TILE_K: tl.constexpr, AHEAD: tl.constexpr, CHAINED: tl.constexpr,
+    TILE_N: tl.constexpr, TILE_K: tl.constexpr, AHEAD: tl.constexpr,
+    AHEAD_PROGRAMS: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     columns = program.to(tl.int64) * TILE_N + tl.arange(0, TILE_N)
     live_columns = columns < OUT
     columns = tl.minimum(columns, OUT - 1)
-    prefetch_rows(w_ptr, columns, 0, SIZE, AHEAD, CHAINED)
+    early = program < AHEAD_PROGRAMS
+    prefetch_rows(w_ptr, columns, 0, early, SIZE, AHEAD, CHAINED)
     if GATED:
-        prefetch_rows(w_ptr + OUT * SIZE, columns, 0, SIZE, AHEAD, CHAINED)
+        prefetch_rows(w_ptr + OUT * SIZE, columns, 0, early, SIZE, AHEAD, CHAINED)
     follow(CHAINED)
     places = columns[:, None] * SIZE
     products = tl.zeros([TILE_N, TILE_K], tl.float32)
@@ -66,7 +69,6 @@ def normed_row(
     norm: AddNorm,
     weight: Tensor,
     bias: Tensor | None,
-    tiles: dict[str, int],
     *,
     gated: bool,
 ) -> tuple[Tensor, Tensor]:
@@ -75,13 +77,17 @@ def normed_row(
     Args:
         weight: [out_size, size], contiguous; gate and up rows if ``gated``, which gives
             silu(gate) * up, [1, out_size / 2].
-        tiles: TILE_N, TILE_K, AHEAD and num_warps of a launch.
     """
     size, out_size = x.shape[1], weight.shape[0] // (1 + gated)
+    tiles = normed_row_tiles(size, gated=gated)
+    ahead = one_row_ahead(tiles, out_size, size, gated=gated)
     out = torch.empty((1, out_size), dtype=x.dtype, device=x.device)
     total = torch.empty((1, size), dtype=x.dtype, device=x.device)
-    _normed_one_row_kernel[(triton.cdiv(out_size, tiles["TILE_N"]),)](
+    _normed_one_row_kernel[(triton.cdiv(out_size, tiles.tile_n),)](
         out, total, x, residual, norm.weight, weight, weight if bias is None else bias, norm.eps,
-        OUT=out_size, SIZE=size, GATED=gated, HAS_BIAS=bias is not None, **tiles, **chained(),
+        OUT=out_size, SIZE=size, GATED=gated, HAS_BIAS=bias is not None,
+        TILE_N=tiles.tile_n, TILE_K=tiles.tile_k,
+        AHEAD=ahead.elements, AHEAD_PROGRAMS=ahead.programs,
+        num_warps=tiles.num_warps, **chained(),
     )  # fmt: skip
     return out, total
