@@ -4,6 +4,7 @@ import argparse
 from typing import NoReturn
 
 from lockstep.launcher.errors import ConfigError
+from lockstep.launcher.other_flags import advice
 
 
 class Parser(argparse.ArgumentParser):
@@ -11,4 +12,4 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raises ConfigError: the message names the flag, the value and what it may be."""
-        raise ConfigError(message)
+        raise ConfigError(advice(message) or message)
