@@ -1,6 +1,6 @@
 """Batches over a scattered block table, with the dense keys and values they stand for."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -36,6 +36,23 @@ class PagedCase:
             dtype=self.q.dtype,
             device=self.q.device,
         )
+
+    def alone(self, row: int) -> "PagedCase":
+        """The same cache, and of the batch this row only."""
+        begin, end = self.metadata.query_start_loc[row : row + 2].tolist()
+        tokens, rows = slice(begin, end), slice(row, row + 1)
+        metadata = replace(
+            self.metadata,
+            slots=self.metadata.slots[tokens],
+            query_start_loc=self.metadata.query_start_loc[row : row + 2] - begin,
+            context_lens=self.metadata.context_lens[rows],
+            block_table=self.metadata.block_table[rows],
+            max_query_len=end - begin,
+        )
+        return replace(
+            self, q=self.q[tokens], k=self.k[tokens], v=self.v[tokens], metadata=metadata,
+            dense=self.dense[rows], query_lens=self.query_lens[rows], contexts=self.contexts[rows],
+        )  # fmt: skip
 
     def expected(self, scale: float, window: int | None) -> Tensor:
         """Token by token, over the dense keys and values."""

@@ -72,6 +72,23 @@ def test_matches_dense_attention(name: str, window: int | None) -> None:
     )
 
 
+@pytest.mark.parametrize("window", [23, 32, 64])
+def test_a_window_of_several_tiles_has_two_edges(window: int) -> None:
+    """8 tokens by 16 slots here: from 32 on, a window always holds a tile that all 8 see."""
+    case = make_case([64, 3, 20], [78, 60, 41], device=DEVICE.type)
+    torch.testing.assert_close(
+        _attend(case, window), case.expected(SCALE, window), rtol=1e-5, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("window", [None, 29])
+def test_a_prompt_gives_the_same_bits_beside_others(window: int | None) -> None:
+    case = make_case([20, 1, 33, 5], [60, 9, 70, 5], device=DEVICE.type)
+    together = _attend(case, window)
+    assert _attend(case.alone(2), window).equal(together[21:54])
+    assert _attend(case.alone(0), window).equal(together[:20])
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", ["decode over several chunks", "mixed"])
 def test_matches_dense_attention_over_head_shapes(name: str, shape: str) -> None:
@@ -178,7 +195,7 @@ def test_model_shapes(shape: tuple[int, int, int, int], dtype: torch.dtype) -> N
         "mixed": ([1, 200, 0, 33, 1], [900, 500, 1, 33, 1]),
     }
     for query_lens, contexts in batches.values():
-        for window in (None, 100):
+        for window in (None, 100, 300):
             case = make_case(
                 query_lens, contexts, num_heads=heads, num_kv_heads=kv_heads, head_dim=dim,
                 block_size=block_size, dtype=dtype, device="cuda",

@@ -8,7 +8,9 @@ from torch import Tensor
 
 DEVICE = kernel_device()
 
+from lockstep.worker.config import ScheduleConfig  # noqa: E402
 from lockstep.worker.kernels import activation, norm, ops, rope, store_kv  # noqa: E402
+from lockstep.worker.warm_up import warm_up_plans  # noqa: E402
 
 pytestmark = kernel_marks()
 EPS = 1e-5
@@ -103,6 +105,27 @@ def test_rope_matches_torch_and_leaves_v_alone(
     _check_rope(3, heads, kv_heads, dim, torch.float32, norm_heads=norm_heads)
 
 
+@pytest.mark.parametrize("heads, kv_heads", [(18, 17), (6, 6), (2, 1)])
+def test_rope_of_many_tokens_matches_torch(
+    heads: int, kv_heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rope, "_MANY_TOKENS", 3)
+    _check_rope(3, heads, kv_heads, 64, torch.float32, norm_heads=True)
+
+
+@pytest.mark.parametrize("max_tokens", [100, 1023, 1024, 8192])
+def test_a_start_runs_rope_with_every_number_of_heads_that_comes_later(max_tokens: int) -> None:
+    schedule = ScheduleConfig(max_num_batched_tokens=max_tokens)
+    plans = [plan.replicas[0] for plan in warm_up_plans(schedule, 97, max_tokens, 1)]
+    at_start = {sum(len(chunk.token_ids) // 4 for chunk in plan.chunks) for plan in plans}
+    for num_heads in (1, 8, 32):
+        warm, later = (
+            {rope._heads_a_program(tokens, num_heads) for tokens in sizes}
+            for sizes in (at_start - {0}, range(1, max_tokens + 1))
+        )
+        assert warm == later
+
+
 @pytest.mark.parametrize("heads, dim", [(1, 64), (3, 80)])
 def test_store_writes_the_slots_of_its_layer_and_nothing_else(heads: int, dim: int) -> None:
     _check_store(5, heads, dim, 16, torch.float32)
@@ -143,17 +166,18 @@ def test_rope_and_store_over_model_sizes(dim: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.gpu
-def test_every_number_of_rows_uses_the_same_kernels() -> None:
+def test_every_number_of_rows_uses_the_kernels_of_a_small_and_a_large_one() -> None:
     def run(rows: int) -> None:
         _check_norms(rows, 208, torch.bfloat16)
         _check_activation(rows, 208, torch.bfloat16)
         _check_rope(rows, 7, 2, 48, torch.bfloat16, norm_heads=True)
-        _check_store(rows, 2, 48, 16, torch.bfloat16)
+        _check_store(min(rows, 100), 2, 48, 16, torch.bfloat16)
 
     with compilations() as at_start:
         run(2)
-    assert len(at_start) == 5
+        run(2048)
+    assert len(at_start) == 6
     with compilations() as later:
-        for rows in (1, 3, 5, 8, 16, 17, 100):
+        for rows in (1, 3, 5, 8, 16, 17, 100, 1023, 1024, 3000):
             run(rows)
     assert later == []

@@ -19,8 +19,10 @@ def _silu_and_mul_kernel(
     BLOCK: tl.constexpr,
     CHAINED: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    ROW_PROGRAMS: tl.constexpr = (SIZE + BLOCK - 1) // BLOCK
+    # Programs that run together read and write whole rows.
+    row = (tl.program_id(0) // ROW_PROGRAMS).to(tl.int64)
+    columns = tl.program_id(0) % ROW_PROGRAMS * BLOCK + tl.arange(0, BLOCK)
     live = columns < SIZE
     follow(CHAINED)
     gate = tl.load(gate_up_ptr + row * ROW + columns, mask=live, other=0.0).to(tl.float32)
@@ -34,8 +36,7 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((rows, size), dtype=gate_up.dtype, device=gate_up.device)
     if rows:
-        grid = (rows, triton.cdiv(size, _BLOCK))
-        _silu_and_mul_kernel[grid](
+        _silu_and_mul_kernel[(rows * triton.cdiv(size, _BLOCK),)](
             out, gate_up, SIZE=size, ROW=gate_up.stride(0), BLOCK=_BLOCK, **chained()
         )
     return out

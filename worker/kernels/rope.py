@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lockstep.worker.kernels.chain import chained, follow
 
-_HEADS = 4
+_MANY_TOKENS = 1024
 
 
 @triton.jit
@@ -66,6 +66,14 @@ def _norm_rope_kernel(
         )  # fmt: skip
 
 
+def _heads_a_program(num_tokens: int, num_heads: int) -> int:
+    """Many small programs for the few tokens of a decode step, fewer that do more for a prompt."""
+    if num_tokens < _MANY_TOKENS:
+        return 4
+    wanted: int = triton.next_power_of_2(num_heads)
+    return min(16, max(4, wanted))
+
+
 def norm_rope_(
     q: Tensor,
     k: Tensor,
@@ -84,11 +92,12 @@ def norm_rope_(
         return
     num_kv_heads = k.shape[1]
     q_weight, k_weight = weights or (q, k)
-    grid = (num_tokens, triton.cdiv(num_heads, _HEADS) + triton.cdiv(num_kv_heads, _HEADS))
+    heads = _heads_a_program(num_tokens, num_heads)
+    grid = (num_tokens, triton.cdiv(num_heads, heads) + triton.cdiv(num_kv_heads, heads))
     _norm_rope_kernel[grid](
         q, k, q_weight, k_weight, positions, cos_sin, eps,
         Q_ROW=q.stride(0), K_ROW=k.stride(0), NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
-        HALF_PAD=triton.next_power_of_2(head_dim // 2), HEADS=_HEADS,
+        HALF_PAD=triton.next_power_of_2(head_dim // 2), HEADS=heads,
         NORM=weights is not None, num_warps=2, **chained(),
     )  # fmt: skip
