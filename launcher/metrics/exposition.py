@@ -125,7 +125,7 @@ def _server(
 ) -> Iterator[Metric]:
     yield families.counter(
         "admission_rejections",
-        "Calls refused since the server was full.",
+        "Calls refused since the server was full, or too slow to begin them.",
         [(0, (), facts.num_rejected)],
     )
     scheduler = _pauses("scheduler", stats.longest_gc_pause_s) if stats is not None else []

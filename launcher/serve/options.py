@@ -1,5 +1,6 @@
 """What the HTTP side of ``serve`` may be told, named as vLLM names it."""
 
+import math
 from typing import Annotated
 
 import msgspec
@@ -17,7 +18,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Settings of the server in front of an engine.
 
     Raises:
-        ValueError: settings that exclude each other.
+        ValueError: settings that exclude each other or are out of range.
     """
 
     host: Annotated[str, _help("address to listen on")] = "0.0.0.0"
@@ -35,6 +36,9 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_num_queued_tokens: Annotated[
         Count | None, _help("503 above so many tokens of prompts that wait")
     ] = None
+    max_queue_seconds: Annotated[
+        float | None, _help("503 for what has nothing of its answer after so long (never)")
+    ] = None
     max_request_bytes: Annotated[
         int, Meta(ge=1), _help("largest body of a request; above it 413")
     ] = 32 << 20
@@ -51,6 +55,9 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ValueError("api_key must not be empty")
         if self.uds == "":
             raise ValueError("uds must not be empty")
+        seconds = self.max_queue_seconds
+        if seconds is not None and not 0 < seconds < math.inf:
+            raise ValueError(f"max_queue_seconds must be above 0 and finite, got {seconds}")
         traces = self.otlp_traces_endpoint
         if traces is not None and not traces.startswith(("http://", "https://")):
             raise ValueError(

@@ -92,8 +92,7 @@ class _Server:
             front = open_front_end(config, self._start_engine, self._told_to(lines))
         engine, queued = front.engine, self._config.max_num_queued_reqs
         try:
-            tokens = self._options.max_num_queued_tokens
-            admission = create_admission(front.resolved.worker, queued, tokens)
+            admission = create_admission(front.resolved.worker, queued, self._options)
             yield engine, create_service(front, self._inbox, admission)
         except EngineDead:
             engine.shutdown()

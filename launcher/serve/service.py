@@ -112,13 +112,13 @@ class Service:
         """Admit a call and run it; leaving the context early aborts what is left of it.
 
         Raises:
-            ApiError: 503 if the server is full or ends.
+            ApiError: 503 if the server is full or ends. One that waits for too long fails.
         """
         id = f"{prefix}-{secrets.token_hex(16)}"
         lengths = [len(request.prompt_ids) for request in requests]
         with self.admission.admit(lengths) as admitted:
             generation = Generation(id, requests, self.tokenizer, admitted.begin, name=name)
-            with self.router.serve(generation):
+            with admitted.deadline(generation.fail), self.router.serve(generation):
                 yield generation
 
 

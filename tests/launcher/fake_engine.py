@@ -129,3 +129,16 @@ class FakeEngine:
 
     def _all(self, request: AddRequest) -> list[int]:
         return list(self._answer(unpack_ids(request.prompt_ids)))
+
+
+class HeldEngine(FakeEngine):
+    """Gives nothing to prompts, as ids, of which ``holds`` is true; that may be changed."""
+
+    def __init__(self, holds: Callable[[list[int]], bool], answer: Answer = echo) -> None:
+        super().__init__(answer, step_s=0.005)
+        self.holds = holds
+
+    def _step(self, req_id: str) -> Iterator[TokenDelta]:
+        request, _ = self._running[req_id]
+        held = self.holds(unpack_ids(request.prompt_ids))
+        return iter(()) if held else super()._step(req_id)

@@ -3,7 +3,8 @@
 import asyncio
 import json
 import threading
-from collections.abc import Coroutine, Iterator
+import time
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -183,11 +184,22 @@ def serving(
     config = build_config({"model": model, "device": "cpu", **settings})
     front = open_front_end(config, start, lambda stage, done, total: None)
     state, inbox = ServerState(options or ServeOptions()), SimpleQueue()
-    tokens = state.options.max_num_queued_tokens
-    admission = create_admission(front.resolved.worker, config.max_num_queued_reqs, tokens)
+    queued = config.max_num_queued_reqs
+    admission = create_admission(front.resolved.worker, queued, state.options)
     state.open(create_service(front, inbox, admission))
     try:
         with Served(state, front.engine).running(inbox) as served:
             yield served
     finally:
         front.engine.shutdown()
+
+
+def await_true(condition: Callable[[], bool], timeout_s: float = 60) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+async def gather(*asked: Any) -> list[Any]:
+    return list(await asyncio.gather(*asked))

@@ -82,6 +82,9 @@ def test_keys_come_from_flags_or_else_the_environment(monkeypatch: pytest.Monkey
     [
         (["--port", "70000"], "port"),
         (["--shutdown-timeout", "-1"], "shutdown_timeout"),
+        (["--max-queue-seconds", "0"], "max_queue_seconds must be above 0 and finite, got 0.0"),
+        (["--max-queue-seconds", "inf"], "max_queue_seconds must be above 0 and finite, got inf"),
+        (["--max-queue-seconds", "nan"], "max_queue_seconds must be above 0 and finite, got nan"),
         (["--ssl-keyfile", "k"], "ssl_keyfile and ssl_certfile must be given together"),
         (["--uds", ""], "uds must not be empty"),
         (["--otlp-traces-endpoint", "foo"], "must begin with http:// or https://, got 'foo'"),

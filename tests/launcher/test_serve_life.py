@@ -1,21 +1,17 @@
-"""Clients that leave, a server that is full, an engine that dies: over a fake engine."""
+"""Clients that leave, an engine that dies, a failure of ours: over a fake engine."""
 
 import asyncio
-import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from byte_model import write_byte_model
 from fake_engine import FakeEngine
-from served import Reply, Served, Visit, ask, serving
+from served import Reply, Served, Visit, ask, await_true, gather, serving
 
-from lockstep.comm.messages import TokenDelta
 from lockstep.launcher.outputs import OutputAssembler
 from lockstep.launcher.prepare import PreparedRequest, Preparer
-from lockstep.launcher.serve.admission import Admission
 from lockstep.launcher.serve.life import State
-from lockstep.launcher.serve.options import ServeOptions
 from lockstep.launcher.serve.state import ServerState
 from lockstep.launcher.tokenize import Tokenizer
 
@@ -43,20 +39,9 @@ def served(model: str, engine: FakeEngine) -> Any:
         yield served
 
 
-def await_true(condition: Callable[[], bool], timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def in_flight(served: Served) -> int:
     assert served.state.service is not None
     return served.state.service.admission.in_flight
-
-
-async def gather(*asked: Any) -> list[Any]:
-    return list(await asyncio.gather(*asked))
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -138,74 +123,6 @@ def test_a_name_cannot_write_headers(served: Served) -> None:
     for more in ({"stream": True}, {}):
         call = {"prompt": "x", "max_tokens": 1, "request_id": "a\r\nset-cookie: b\u00e9"} | more
         assert served.ask(COMPLETIONS, call).headers["x-request-id"] == "a??set-cookie: b?"
-
-
-def test_fault_97_a_full_server_refuses_at_once_and_says_when_to_come_back(
-    served: Served, engine: FakeEngine
-) -> None:
-    call = {"prompt": "x", "max_tokens": 20}
-    replies = served.run(gather(*(ask(served.app, COMPLETIONS, call) for _ in range(50))))
-    assert sorted(reply.status for reply in replies) == [200] * 6 + [503] * 44
-    refused = next(reply for reply in replies if reply.status == 503)
-    assert (
-        refused.headers["retry-after"] == "1"
-        and "--max-num-queued-reqs" in refused.error()["message"]
-    )
-    assert len(engine.added) == 6 and in_flight(served) == 0
-    assert served.ask(COMPLETIONS, call | {"n": 7}).status == 400
-    assert served.ask(COMPLETIONS, call | {"n": 6}).status == 200
-
-
-class HeldEngine(FakeEngine):
-    """Answers nothing until it is let go."""
-
-    held = True
-
-    def poll(self, timeout_s: float) -> list[TokenDelta]:
-        if self.held:
-            time.sleep(0.005)
-            return []
-        return super().poll(timeout_s)
-
-
-def test_fault_97_prompts_that_wait_are_bounded_by_their_tokens_too(model: str) -> None:
-    engine = HeldEngine()
-    options = ServeOptions(max_num_queued_tokens=25)
-    call = {"prompt": "x" * 10, "max_tokens": 3}
-
-    async def let_go(admission: Admission) -> None:
-        while not admission.num_refused:
-            await asyncio.sleep(0.005)
-        engine.held = False
-
-    with serving(model, engine.start, options=options) as served:
-        admission = served.state.open_service().admission
-        calls = [ask(served.app, COMPLETIONS, call) for _ in range(3)]
-        *replies, _ = served.run(gather(*calls, let_go(admission)))
-        assert sorted(reply.status for reply in replies) == [200, 200, 503]
-        refused = next(reply for reply in replies if reply.status == 503)
-        assert refused.headers["retry-after"] == "1"
-        assert "prompts of 20 tokens wait and at most 25 may" in refused.error()["message"]
-        assert admission.waiting_tokens == 0 and len(engine.added) == 2
-        alone = served.ask(COMPLETIONS, call | {"prompt": "x" * 60})
-        assert alone.status == 200, "nothing waits before it"
-
-
-def test_a_prompt_waits_until_its_first_token(served: Served) -> None:
-    admission, visit = served.state.open_service().admission, Visit()
-
-    async def leave_once_begun() -> tuple[int, int]:
-        while not admission.waiting_tokens:
-            await asyncio.sleep(0)
-        while admission.waiting_tokens and admission.in_flight:
-            await asyncio.sleep(0.005)
-        seen = (admission.in_flight, admission.waiting_tokens)
-        visit.leave.set()
-        return seen
-
-    asking = ask(served.app, COMPLETIONS, ENDLESS, visit=visit)
-    _, seen = served.run(gather(asking, leave_once_begun()))
-    assert seen == (1, 0)
 
 
 def test_an_engine_that_dies_is_503_for_all_and_named(served: Served, engine: FakeEngine) -> None:
