@@ -3,6 +3,7 @@
 So does the padding block, here: masked loads must not even read it.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -15,18 +16,21 @@ from torch import Tensor
 DEVICE = kernel_device()
 
 from lockstep.worker.attention.triton import TritonAttention  # noqa: E402
+from lockstep.worker.config import ScheduleConfig  # noqa: E402
 from lockstep.worker.kernels import (  # noqa: E402
     decode_attention,
     prefill_attention,
     store_kv,
 )
-from lockstep.worker.kernels.decode_attention import DecodeWorkspace  # noqa: E402
+from lockstep.worker.kernels.chunks import DecodeWorkspace  # noqa: E402
+from lockstep.worker.warm_up import warm_up_plans  # noqa: E402
 
 pytestmark = kernel_marks()
 SCALE = 0.3
 CASES = {
     "decode": ([1, 1, 1, 1], [1, 4, 5, 37]),
-    "decode over several chunks": ([1, 1], [300, 129]),
+    "decode of one chunk": ([1], [256]),
+    "decode over several chunks": ([1, 1], [600, 257]),
     "prefill": ([7, 1, 12], [7, 1, 12]),
     "chunk with context": ([5, 8], [9, 21]),
     "mixed": ([1, 6, 1, 3], [17, 6, 2, 11]),
@@ -170,6 +174,14 @@ def test_a_workspace_refuses_more_rows_than_it_has() -> None:
         _attend(case, backend=backend)
 
 
+def test_what_shows_in_a_sum_does_not_follow_from_the_number_of_rows() -> None:
+    for group_pad, head_pad, element_size in ((16, 128, 2), (16, 128, 4), (64, 256, 2)):
+        shapes = [
+            decode_attention._shape(group_pad, head_pad, element_size, rows) for rows in (1, 8, 999)
+        ]
+        assert len({shape["TILE"] for shape in shapes}) == 1
+
+
 def test_programs_fill_the_device_and_stop_at_the_chunks_there_are() -> None:
     workspace = DecodeWorkspace.create(256, 16, 8, 128, torch.device("cpu"))
     workspace = replace(workspace, num_sms=132)
@@ -255,20 +267,59 @@ def test_a_captured_decode_follows_context_lens_and_repeats_bit_for_bit() -> Non
 
 
 @pytest.mark.gpu
-def test_batches_of_all_sizes_use_the_kernels_of_a_small_warm_up() -> None:
-    """Numbers of rows, tokens, blocks and programs must not be compiled in."""
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_row_has_the_same_bits_in_batches_of_any_size(dtype: torch.dtype) -> None:
+    """More rows are computed by fewer warps and stages each."""
+    contexts = [1, 17, 208, 256, 257, 300, 700, 1500] * 8
+    case = make_case(
+        [1] * 64, contexts, num_heads=32, num_kv_heads=8, head_dim=128, block_size=16,
+        dtype=dtype, device="cuda",
+    )  # fmt: skip
+    together = _attend(case)
+    for rows in (slice(0, 8), slice(5, 21), *(slice(row, row + 1) for row in range(8))):
+        metadata = replace(
+            case.metadata,
+            slots=case.metadata.slots[rows],
+            query_start_loc=case.metadata.query_start_loc[: rows.stop - rows.start + 1],
+            context_lens=case.metadata.context_lens[rows],
+            block_table=case.metadata.block_table[rows].clone(),
+        )
+        few = replace(case, q=case.q[rows], k=case.k[rows], v=case.v[rows], metadata=metadata)
+        assert _attend(few, backend=TritonAttention(case.sizes())).equal(together[rows])
+
+
+def warm_up_lens(schedule: ScheduleConfig) -> Iterator[tuple[list[int], int]]:
+    """(query lengths, most of them as the worker tells attention) of each step of its warm-up."""
+    for plan in warm_up_plans(schedule, 100, schedule.max_num_batched_tokens, 1):
+        replica = plan.replicas[0]
+        if replica.chunks:
+            lens = [len(chunk.token_ids) // 4 for chunk in replica.chunks]
+            yield lens, max(2, *lens)
+        elif replica.num_lanes:
+            yield [1] * replica.num_lanes, 1
+
+
+@pytest.mark.gpu
+def test_batches_of_all_sizes_use_the_kernels_of_the_workers_warm_up() -> None:
+    """Numbers of rows, tokens, blocks and programs must not be compiled in, or be met at start."""
     # No other test has this shape, so what it needs is not compiled yet.
     shape = {"num_heads": 20, "num_kv_heads": 5, "head_dim": 112, "block_size": 16}
     options = {**shape, "dtype": torch.bfloat16, "device": "cuda"}
 
-    def attend(query_lens: list[int], contexts: list[int], window: int | None = None) -> None:
+    def attend(
+        query_lens: list[int], contexts: list[int], window: int | None = None, longest: int = 0
+    ) -> None:
         case = make_case(query_lens, contexts, spare_blocks=len(contexts), **options)
+        longest = max(longest, case.metadata.max_query_len)
+        case.metadata = replace(case.metadata, max_query_len=longest)
         _attend(case, window)
 
     with compilations() as at_start:
-        attend([1, 1], [3, 40])
-        attend([2, 1], [30, 1])
-    assert len(at_start) >= 3
+        schedule = ScheduleConfig(max_num_seqs=40, max_num_batched_tokens=80, max_model_len=900)
+        for query_lens, longest in warm_up_lens(schedule):
+            attend(query_lens, query_lens, longest=longest)
+    # For few rows and for many, in decode form and not.
+    assert sum("decode_attention" in name for name in at_start) == 4
     with compilations() as later:
         for rows in (1, 2, 3, 8, 16, 17, 40):
             attend([1] * rows, [17 * row + 1 for row in range(rows)])

@@ -5,7 +5,8 @@ from torch import Tensor
 from lockstep.worker.attention.base import AttentionSizes
 from lockstep.worker.forward import AttentionMetadata
 from lockstep.worker.graphs.mode import AttentionSupport
-from lockstep.worker.kernels.decode_attention import DecodeWorkspace, decode_attention
+from lockstep.worker.kernels.chunks import DecodeWorkspace
+from lockstep.worker.kernels.decode_attention import decode_attention
 from lockstep.worker.kernels.prefill_attention import prefill_attention
 from lockstep.worker.kernels.store_kv import store_kv
 

@@ -1,8 +1,10 @@
 """A kernel that starts while the one ahead of it ends (programmatic dependent launch, Hopper on).
 
-Such a kernel may read weights at once, which nobody writes while serving; all else only after
-``follow``. Every program of it must call ``follow``, or the kernel after it could overtake the one
-ahead of it.
+Such a kernel may read weights at once, which nobody writes while serving, and what was written
+before the kernel ahead began: that one lets the next start only once ``follow`` has returned in
+all its programs, so all that came before it has ended. Read such numbers past the first cache
+(``.cg``), which knows of no boundary between kernels here. All else only after ``follow``. Every
+program must call ``follow``, or the kernel after it could overtake the one ahead of it.
 """
 
 import functools
@@ -21,6 +23,16 @@ def follow(CHAINED: tl.constexpr):
 
 
 @triton.jit
+def fetch(places, wanted):
+    """Ask for the lines at pointers ``places`` to be brought into L2 where ``wanted``."""
+    tl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ne.b32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.b32 $0, 0; }",
+        "=r,l,r", [places.to(tl.int64), wanted.to(tl.int32)],
+        dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
 def prefetch_rows(
     weight_ptr, rows, begin, wanted, SIZE: tl.constexpr, AHEAD: tl.constexpr, CHAINED: tl.constexpr
 ):  # fmt: skip
@@ -33,12 +45,7 @@ def prefetch_rows(
         lines = tl.arange(0, triton.next_power_of_2(LINES))
         at = begin + lines * 64
         places = weight_ptr + rows[:, None].to(tl.int64) * SIZE + at[None, :]
-        live = ((lines < LINES) & (at < SIZE) & wanted)[None, :]
-        tl.inline_asm_elementwise(
-            "{ .reg .pred p; setp.ne.b32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.b32 $0, 0; }",
-            "=r,l,r", [places.to(tl.int64), live.to(tl.int32)],
-            dtype=tl.int32, is_pure=False, pack=1,
-        )  # fmt: skip
+        fetch(places, ((lines < LINES) & (at < SIZE) & wanted)[None, :])
 
 
 def chained(*, pays: bool = True) -> dict[str, bool]:

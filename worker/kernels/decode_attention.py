@@ -1,54 +1,68 @@
 """Decode attention, one query a row, over the block table, split along the context. CUDA, Triton.
 
-A context is cut into chunks by its own length alone. ``num_programs`` programs share the chunks of
-a row and kv head, each chunk leaves its own partial result, and the program that arrives last adds
-them up in order. So the answer depends neither on the number of programs nor on the batch, and the
-grid can be fixed when a graph is captured: programs without a chunk leave at once.
+``num_programs`` programs share the chunks of a row and kv head (``chunks``). A context of several
+chunks leaves a partial result of each, and the program that arrives last adds them up in order. So
+the grid can be fixed when a graph is captured: programs without a chunk leave at once.
 
-The key and value of this step come from registers and are stored to their slot on the way.
+The key and value of this step come from registers and are stored to their slot on the way. What
+the step's first kernel wrote, and so the keys and values of older tokens, is asked for before the
+kernel ahead, which rotates the queries, has ended.
 """
 
-from dataclasses import dataclass
-
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from lockstep.worker.forward import AttentionMetadata
-from lockstep.worker.kernels.chain import chained, follow
+from lockstep.worker.kernels.chain import chained, fetch, follow
+from lockstep.worker.kernels.chunks import (
+    MIN_CHUNK,
+    WHOLE,
+    DecodeWorkspace,
+    max_chunks,
+    merge,
+    merge_chunks,
+)
 from lockstep.worker.kernels.prefill_attention import LOG2_E, NO_WINDOW
 from lockstep.worker.kernels.store_kv import cache_strides
 
-_MIN_CHUNK = 128
-_PROGRAMS_PER_SM = 4
-_MANY_ROWS = 16
+_MANY_ROWS = 32
+_LINE_BYTES = 128
+# Columns of a dot that stands for a sum, and of one that holds a single key.
+_SUM_COLUMNS: tl.constexpr = tl.constexpr(8)
+_KEY_COLUMNS: tl.constexpr = tl.constexpr(16)
 
 
 @triton.jit
-def _add_up_chunks(
-    out_ptr, part_acc_ptr, part_max_ptr, part_sum_ptr, num_chunks,
-    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr,
-    MAX_CHUNKS: tl.constexpr,
+def _fetch_chunk(
+    k_cache_ptr, v_cache_ptr, table_ptr, begin, end,
+    BLOCK_STRIDE: tl.constexpr, TOKEN_STRIDE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr, LINE: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Pointers are those of the first head of the group; .cg skips a possibly stale L1."""
-    chunks = tl.arange(0, MAX_CHUNKS)
-    dims = tl.arange(0, HEAD_PAD)
-    used = chunks < num_chunks
-    mask = used[:, None] & (dims < HEAD_DIM)[None, :]
-    for head in tl.static_range(GROUP):
-        places = head * MAX_CHUNKS + chunks
-        highs = tl.load(part_max_ptr + places, mask=used, other=float("-inf"), cache_modifier=".cg")
-        sums = tl.load(part_sum_ptr + places, mask=used, other=0.0, cache_modifier=".cg")
-        accs = tl.load(
-            part_acc_ptr + places[:, None] * HEAD_DIM + dims[None, :],
-            mask=mask, other=0.0, cache_modifier=".cg",
-        )  # fmt: skip
-        shares = tl.exp2(highs - tl.max(highs, 0))
-        total = tl.sum(sums * shares, 0)
-        result = tl.sum(accs * shares[:, None], 0) / total
-        out = out_ptr + head * HEAD_DIM + dims
-        tl.store(out, result.to(out_ptr.dtype.element_ty), mask=dims < HEAD_DIM)
+    """Ask for at most ``AHEAD`` tokens of a head, from ``begin`` on, to be brought into L2."""
+    position = begin + tl.arange(0, AHEAD)
+    block_ids = _block_ids(table_ptr, position, end, BLOCK_SIZE)
+    places = _places(block_ids, position, BLOCK_STRIDE, TOKEN_STRIDE, BLOCK_SIZE)
+    LINES: tl.constexpr = (HEAD_PAD + LINE - 1) // LINE
+    lines = tl.arange(0, LINES) * LINE
+    wanted = (position < end)[:, None] & (lines < HEAD_DIM)[None, :]
+    fetch(k_cache_ptr + places[:, None] + lines[None, :], wanted)
+    fetch(v_cache_ptr + places[:, None] + lines[None, :], wanted)
+
+
+@triton.jit
+def _block_ids(table_ptr, position, end, BLOCK_SIZE: tl.constexpr):
+    live = position < end
+    return tl.load(table_ptr + position // BLOCK_SIZE, mask=live, other=0, cache_modifier=".cg")
+
+
+@triton.jit
+def _places(
+    block_ids, position,
+    BLOCK_STRIDE: tl.constexpr, TOKEN_STRIDE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+):  # fmt: skip
+    """Where in the cache the tokens at ``position`` are, in elements."""
+    return block_ids.to(tl.int64) * BLOCK_STRIDE + (position % BLOCK_SIZE) * TOKEN_STRIDE
 
 
 @triton.jit(do_not_specialize=["window", "table_row"])
@@ -59,25 +73,38 @@ def _decode_attention_kernel(
     Q_ROW: tl.constexpr, K_ROW: tl.constexpr, V_ROW: tl.constexpr, OUT_ROW: tl.constexpr,
     BLOCK_STRIDE: tl.constexpr, TOKEN_STRIDE: tl.constexpr, HEAD_STRIDE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
-    GROUP_PAD: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr,
-    TILE: tl.constexpr, MIN_CHUNK: tl.constexpr, MAX_CHUNKS: tl.constexpr,
-    TOKEN_IS_ROW: tl.constexpr, CHAINED: tl.constexpr,
+    GROUP_PAD: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr,
+    TILE: tl.constexpr, WHOLE: tl.constexpr, MIN_CHUNK: tl.constexpr, MAX_CHUNKS: tl.constexpr,
+    LINE: tl.constexpr, AHEAD: tl.constexpr, TOKEN_IS_ROW: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
-    follow(CHAINED)
     program = tl.program_id(0)
     num_programs = tl.num_programs(0)
     kv_head = tl.program_id(1)
     row = tl.program_id(2).to(tl.int64)
-    token = row
-    if not TOKEN_IS_ROW:
-        token = tl.load(query_start_loc_ptr + row).to(tl.int64)
-        if tl.load(query_start_loc_ptr + row + 1) != token + 1:
-            return
-    context = tl.load(context_lens_ptr + row)
+    context = tl.load(context_lens_ptr + row, cache_modifier=".cg")
     begin = tl.maximum(context - window, 0)
     chunk_len = tl.cdiv(tl.cdiv(context - begin, MAX_CHUNKS), TILE) * TILE
-    chunk_len = tl.maximum(chunk_len, MIN_CHUNK)
+    chunk_len = tl.maximum(chunk_len, tl.where(context - begin <= WHOLE, WHOLE, MIN_CHUNK))
     num_chunks = tl.cdiv(context - begin, chunk_len)
+    token = row
+    if not TOKEN_IS_ROW:
+        token = tl.load(query_start_loc_ptr + row, cache_modifier=".cg").to(tl.int64)
+        next_token = tl.load(query_start_loc_ptr + row + 1, cache_modifier=".cg")
+        num_chunks = tl.where(next_token == token + 1, num_chunks, 0)
+    # The newest token is not in the cache yet.
+    end = context - 1
+    first = begin + program * chunk_len
+    table_ptr = block_table_ptr + row * table_row
+    k_cache_ptr += kv_head * HEAD_STRIDE
+    v_cache_ptr += kv_head * HEAD_STRIDE
+    if CHAINED:
+        if AHEAD > 0:
+            _fetch_chunk(
+                k_cache_ptr, v_cache_ptr, table_ptr, first,
+                tl.where(program < num_chunks, tl.minimum(first + chunk_len, end), 0),
+                BLOCK_STRIDE, TOKEN_STRIDE, BLOCK_SIZE, HEAD_DIM, HEAD_PAD, LINE, AHEAD,
+            )  # fmt: skip
+    follow(CHAINED)
     if program >= num_chunks:
         return
 
@@ -88,61 +115,66 @@ def _decode_attention_kernel(
     mask = head_ok[:, None] & dim_ok[None, :]
     column = (kv_head * GROUP + heads)[:, None] * HEAD_DIM + dims[None, :]
     q = tl.load(q_ptr + token * Q_ROW + column, mask=mask, other=0.0)
-
     # The program with the last chunk owns the new token.
     newest = dim_ok & (program == (num_chunks - 1) % num_programs)
-    slot = tl.load(slots_ptr + token).to(tl.int64)
-    new_place = (slot // BLOCK_SIZE) * BLOCK_STRIDE + (slot % BLOCK_SIZE) * TOKEN_STRIDE
-    new_place += kv_head * HEAD_STRIDE
     source = kv_head * HEAD_DIM + dims
     new_k = tl.load(k_ptr + token * K_ROW + source, mask=newest, other=0.0)
     new_v = tl.load(v_ptr + token * V_ROW + source, mask=newest, other=0.0)
-    tl.store(k_cache_ptr + new_place + dims, new_k, mask=newest)
-    tl.store(v_cache_ptr + new_place + dims, new_v, mask=newest)
-    products = q.to(tl.float32) * new_k.to(tl.float32)[None, :]
-    new_score = tl.sum(products, 1) * scale_log2
-    new_value = tl.zeros([GROUP_PAD, HEAD_PAD], tl.float32) + new_v.to(tl.float32)[None, :]
 
+    # Sums over tokens and dims are dots: their order does not follow from the number of warps.
+    ones = tl.full([TILE, _SUM_COLUMNS], 1.0, q.dtype)
     first_head = row * (NUM_KV_HEADS * GROUP) + kv_head * GROUP
     part = (first_head + heads) * MAX_CHUNKS
     for chunk in range(program, num_chunks, num_programs):
         chunk_begin = begin + chunk * chunk_len
-        chunk_end = tl.minimum(chunk_begin + chunk_len, context - 1)
-        is_last = chunk == num_chunks - 1
-        highest = tl.where(is_last, new_score, float("-inf"))
-        total = tl.where(is_last, 1.0, tl.zeros([GROUP_PAD], tl.float32))
-        acc = tl.where(is_last, new_value, 0.0)
+        chunk_end = tl.minimum(chunk_begin + chunk_len, end)
+        part_max = tl.full([GROUP_PAD], float("-inf"), tl.float32)
+        part_sums = tl.zeros([GROUP_PAD, _SUM_COLUMNS], tl.float32)
+        part_acc = tl.zeros([GROUP_PAD, HEAD_PAD], tl.float32)
+        # The ids of a tile's blocks are loaded a tile ahead.
+        position = chunk_begin + tl.arange(0, TILE)
+        block_ids = _block_ids(table_ptr, position, chunk_end, BLOCK_SIZE)
         for tile_begin in range(chunk_begin, chunk_end, TILE):
             position = tile_begin + tl.arange(0, TILE)
             # Dead slots are never loaded: 0 x NaN would leak through a mask on the scores.
             live = position < chunk_end
-            block_ids = tl.load(
-                block_table_ptr + row * table_row + position // BLOCK_SIZE, mask=live, other=0
-            ).to(tl.int64)  # fmt: skip
-            base = block_ids * BLOCK_STRIDE + (position % BLOCK_SIZE) * TOKEN_STRIDE
-            base += kv_head * HEAD_STRIDE
-            k_mask = dim_ok[:, None] & live[None, :]
-            k = tl.load(k_cache_ptr + base[None, :] + dims[:, None], mask=k_mask, other=0.0)
-            v_mask = live[:, None] & dim_ok[None, :]
-            v = tl.load(v_cache_ptr + base[:, None] + dims[None, :], mask=v_mask, other=0.0)
-            scores = tl.dot(q, k, input_precision="ieee") * scale_log2
+            places = _places(block_ids, position, BLOCK_STRIDE, TOKEN_STRIDE, BLOCK_SIZE)
+            places = places[:, None] + dims[None, :]
+            block_ids = _block_ids(table_ptr, position + TILE, chunk_end, BLOCK_SIZE)
+            tile_mask = live[:, None] & dim_ok[None, :]
+            k = tl.load(k_cache_ptr + places, mask=tile_mask, other=0.0)
+            v = tl.load(v_cache_ptr + places, mask=tile_mask, other=0.0)
+            scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
             scores = tl.where(live[None, :], scores, float("-inf"))
-            new_highest = tl.maximum(highest, tl.max(scores, 1))
-            weights = tl.exp2(scores - new_highest[:, None])
-            decay = tl.exp2(highest - new_highest)
-            total = total * decay + tl.sum(weights, 1)
-            acc = acc * decay[:, None]
-            acc = tl.dot(weights.to(v.dtype), v, acc, input_precision="ieee")
-            highest = new_highest
-        alone = mask & (num_chunks == 1)
-        result = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
-        tl.store(out_ptr + token * OUT_ROW + column, result, mask=alone)
-        shared = head_ok & (num_chunks > 1)
-        tl.store(part_max_ptr + part + chunk, highest, mask=shared)
-        tl.store(part_sum_ptr + part + chunk, total, mask=shared)
-        part_acc = part_acc_ptr + (part + chunk)[:, None] * HEAD_DIM + dims[None, :]
-        tl.store(part_acc, acc, mask=mask & (num_chunks > 1))
+            new_max = tl.maximum(part_max, tl.max(scores, 1))
+            weights = tl.exp2(scores - new_max[:, None]).to(v.dtype)
+            decay = tl.exp2(part_max - new_max)[:, None]
+            part_sums = tl.dot(weights, ones, part_sums * decay, input_precision="ieee")
+            part_acc = tl.dot(weights, v, part_acc * decay, input_precision="ieee")
+            part_max = new_max
+        part_sum = tl.max(part_sums, 1)
+        is_last = chunk == num_chunks - 1
+        first_column = tl.arange(0, _KEY_COLUMNS)[None, :] == 0
+        keys = tl.where(first_column & is_last, new_k[:, None], 0.0).to(q.dtype)
+        new_scores = tl.dot(q, keys, input_precision="ieee") * scale_log2
+        new_score = tl.sum(tl.where(first_column, new_scores, 0.0), 1)
+        new_score = tl.where(is_last, new_score, float("-inf"))
+        part_max, part_sum, part_acc = merge(
+            part_max, part_sum, part_acc, new_score, 1.0, new_v.to(tl.float32)[None, :]
+        )
+        if num_chunks == 1:
+            result = (part_acc / part_sum[:, None]).to(out_ptr.dtype.element_ty)
+            tl.store(out_ptr + token * OUT_ROW + column, result, mask=mask)
+        else:
+            tl.store(part_max_ptr + part + chunk, part_max, mask=head_ok)
+            tl.store(part_sum_ptr + part + chunk, part_sum, mask=head_ok)
+            place = part_acc_ptr + (part + chunk)[:, None] * HEAD_DIM + dims[None, :]
+            tl.store(place, part_acc, mask=mask)
 
+    slot = tl.load(slots_ptr + token)
+    new_place = (slot // BLOCK_SIZE) * BLOCK_STRIDE + (slot % BLOCK_SIZE) * TOKEN_STRIDE
+    tl.store(k_cache_ptr + new_place + dims, new_k, mask=newest)
+    tl.store(v_cache_ptr + new_place + dims, new_v, mask=newest)
     if num_chunks > 1:
         # All threads' partial results come before the one thread's release below.
         tl.debug_barrier()
@@ -150,79 +182,26 @@ def _decode_attention_kernel(
         arrived = tl.atomic_add(counter, 1, sem="acq_rel")
         if arrived == tl.minimum(num_programs, num_chunks) - 1:
             tl.store(counter, 0)
-            _add_up_chunks(
+            merge_chunks(
                 out_ptr + token * OUT_ROW + kv_head * GROUP * HEAD_DIM,
                 part_acc_ptr + first_head * MAX_CHUNKS * HEAD_DIM,
                 part_max_ptr + first_head * MAX_CHUNKS,
                 part_sum_ptr + first_head * MAX_CHUNKS,
-                num_chunks, GROUP, HEAD_DIM, HEAD_PAD, MAX_CHUNKS,
+                num_chunks, GROUP, HEADS, HEAD_DIM, HEAD_PAD, MAX_CHUNKS,
             )  # fmt: skip
 
 
-def max_chunks(num_kv_heads: int) -> int:
-    """Most chunks of a context: enough for one row to fill the device, whatever the kv heads."""
-    wanted: int = triton.next_power_of_2(256 // num_kv_heads)
-    return min(64, max(8, wanted))
+def _shape(group_pad: int, head_pad: int, element_size: int, num_rows: int) -> dict[str, int]:
+    """The tile follows from the cache alone, since it shows in the sum; nothing else does.
 
-
-@dataclass(frozen=True, slots=True)
-class DecodeWorkspace:
-    """Partial results of at most ``max_rows`` rows; allocated once, before any capture.
-
-    ``arrivals`` is all zero between launches: the last program of a row and head resets its count.
+    Few rows have a multiprocessor to themselves. Many rows keep it busier with programs of a warp,
+    whose threads hold 255 registers at most.
     """
-
-    partial_acc: Tensor  # [max_rows, num_heads, max_chunks, head_dim] float32
-    partial_max: Tensor  # [max_rows, num_heads, max_chunks] float32, in units of log2
-    partial_sum: Tensor  # [max_rows, num_heads, max_chunks] float32
-    arrivals: Tensor  # [max_rows, num_kv_heads] int32
-    num_sms: int
-
-    @staticmethod
-    def create(
-        max_rows: int, num_heads: int, num_kv_heads: int, head_dim: int, device: torch.device
-    ) -> "DecodeWorkspace":
-        shape = (max_rows, num_heads, max_chunks(num_kv_heads))
-        return DecodeWorkspace(
-            partial_acc=torch.empty((*shape, head_dim), dtype=torch.float32, device=device),
-            partial_max=torch.empty(shape, dtype=torch.float32, device=device),
-            partial_sum=torch.empty(shape, dtype=torch.float32, device=device),
-            arrivals=torch.zeros((max_rows, num_kv_heads), dtype=torch.int32, device=device),
-            num_sms=_num_sms(device),
-        )
-
-    def num_programs(self, num_rows: int, max_context_len: int) -> int:
-        """Programs a row and kv head; a choice of speed alone, no result depends on it."""
-        num_kv_heads = self.arrivals.shape[1]
-        most = min(max_chunks(num_kv_heads), -(-max_context_len // _MIN_CHUNK))
-        wanted = -(-_PROGRAMS_PER_SM * self.num_sms // (num_rows * num_kv_heads))
-        return max(1, min(most, wanted))
-
-    def check(self, num_rows: int) -> None:
-        limit = self.arrivals.shape[0]
-        if num_rows > limit:
-            raise ValueError(f"num_rows must be at most {limit} (workspace), got {num_rows}")
-
-
-def _num_sms(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 4
-    count: int = torch.cuda.get_device_properties(device).multi_processor_count
-    return count
-
-
-def _tile(head_pad: int, element_size: int, num_rows: int) -> dict[str, int]:
-    """The tile follows from the cache alone, since it shows in the sum; the stages do not.
-
-    Five stages keep two tiles in flight, as the first two go into the block table. Many rows keep
-    the device busier the other way: two stages, and twice the programs on a multiprocessor.
-    """
-    if head_pad > 128:
-        return {"TILE": 32, "num_stages": 3}
-    return {
-        "TILE": 32 if element_size == 4 else 64,
-        "num_stages": 5 if num_rows < _MANY_ROWS else 2,
-    }
+    tile = {"TILE": 32}
+    if num_rows < _MANY_ROWS:
+        return {**tile, "num_warps": 4, "num_stages": 3, "AHEAD": 256}
+    fits = group_pad * head_pad <= 2048 and element_size == 2
+    return {**tile, "num_warps": 1 if fits else 4, "num_stages": 2, "AHEAD": 64}
 
 
 def decode_attention(
@@ -241,6 +220,7 @@ def decode_attention(
 
     Only for rows of one query; other rows' tokens are left alone. In decode form that is every
     row. A row's key and value enter the attention from ``k`` and ``v``, not from the cache.
+    ``metadata`` must have been written before the kernel ahead of this one: it is read early.
 
     Raises:
         ValueError: more rows than the workspace holds.
@@ -250,6 +230,7 @@ def decode_attention(
     workspace.check(num_rows)
     num_kv_heads = k.shape[1]
     group = num_heads // num_kv_heads
+    group_pad = max(16, triton.next_power_of_2(group))
     head_pad = max(16, triton.next_power_of_2(head_dim))
     programs = workspace.num_programs(num_rows, metadata.max_context_len)
     _decode_attention_kernel[(programs, num_kv_heads, num_rows)](
@@ -259,8 +240,9 @@ def decode_attention(
         window or NO_WINDOW, metadata.block_table.stride(0), scale * LOG2_E,
         Q_ROW=q.stride(0), K_ROW=k.stride(0), V_ROW=v.stride(0), OUT_ROW=out.stride(0),
         **cache_strides(k_cache), BLOCK_SIZE=k_cache.shape[1], NUM_KV_HEADS=num_kv_heads,
-        GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)),
-        HEAD_DIM=head_dim, HEAD_PAD=head_pad, MIN_CHUNK=_MIN_CHUNK,
-        MAX_CHUNKS=max_chunks(num_kv_heads), TOKEN_IS_ROW=metadata.is_decode(num_tokens),
-        num_warps=4, **_tile(head_pad, q.element_size(), num_rows), **chained(),
+        GROUP=group, GROUP_PAD=group_pad, HEADS=triton.next_power_of_2(group),
+        HEAD_DIM=head_dim, HEAD_PAD=head_pad, WHOLE=WHOLE, MIN_CHUNK=MIN_CHUNK,
+        MAX_CHUNKS=max_chunks(num_kv_heads), LINE=_LINE_BYTES // q.element_size(),
+        TOKEN_IS_ROW=metadata.is_decode(num_tokens),
+        **_shape(group_pad, head_pad, q.element_size(), num_rows), **chained(),
     )  # fmt: skip
