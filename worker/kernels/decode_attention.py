@@ -28,9 +28,9 @@ from lockstep.worker.kernels.store_kv import cache_strides
 
 _MANY_ROWS = 32
 _LINE_BYTES = 128
-# Columns of a dot that stands for a sum, and of one that holds a single key.
+# Columns of a dot that stands for a sum; keys of one that stands for one key's.
 _SUM_COLUMNS: tl.constexpr = tl.constexpr(8)
-_KEY_COLUMNS: tl.constexpr = tl.constexpr(16)
+_NUM_KEYS: tl.constexpr = tl.constexpr(16)
 
 
 @triton.jit
@@ -52,8 +52,8 @@ def _fetch_chunk(
 
 @triton.jit
 def _block_ids(table_ptr, position, end, BLOCK_SIZE: tl.constexpr):
-    live = position < end
-    return tl.load(table_ptr + position // BLOCK_SIZE, mask=live, other=0, cache_modifier=".cg")
+    place = table_ptr + position.to(tl.uint32) // BLOCK_SIZE
+    return tl.load(place, mask=position < end, other=0, cache_modifier=".cg")
 
 
 @triton.jit
@@ -62,7 +62,22 @@ def _places(
     BLOCK_STRIDE: tl.constexpr, TOKEN_STRIDE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
 ):  # fmt: skip
     """Where in the cache the tokens at ``position`` are, in elements."""
-    return block_ids.to(tl.int64) * BLOCK_STRIDE + (position % BLOCK_SIZE) * TOKEN_STRIDE
+    offset = position.to(tl.uint32) % BLOCK_SIZE
+    return block_ids.to(tl.int64) * BLOCK_STRIDE + offset * TOKEN_STRIDE
+
+
+@triton.jit
+def _score_of_key(q, key):
+    """q [heads, dims] times key [dims], in an order that does not follow from the batch."""
+    if q.dtype == tl.float32:
+        # All batches of float32 have as many warps.
+        score = tl.sum(q * key[None, :], 1)
+    else:
+        index = tl.arange(0, _NUM_KEYS)
+        keys = tl.where((index == 0)[:, None], key[None, :], 0.0).to(q.dtype)
+        scores = tl.dot(q, tl.trans(keys))
+        score = tl.sum(tl.where((index == 0)[None, :], scores, 0.0), 1)
+    return score
 
 
 @triton.jit(do_not_specialize=["window", "table_row"])
@@ -121,7 +136,7 @@ def _decode_attention_kernel(
     new_k = tl.load(k_ptr + token * K_ROW + source, mask=newest, other=0.0)
     new_v = tl.load(v_ptr + token * V_ROW + source, mask=newest, other=0.0)
 
-    # Sums over tokens and dims are dots: their order does not follow from the number of warps.
+    # A sum of weights is a dot: its order does not follow from the number of warps.
     ones = tl.full([TILE, _SUM_COLUMNS], 1.0, q.dtype)
     first_head = row * (NUM_KV_HEADS * GROUP) + kv_head * GROUP
     part = (first_head + heads) * MAX_CHUNKS
@@ -154,10 +169,7 @@ def _decode_attention_kernel(
             part_max = new_max
         part_sum = tl.max(part_sums, 1)
         is_last = chunk == num_chunks - 1
-        first_column = tl.arange(0, _KEY_COLUMNS)[None, :] == 0
-        keys = tl.where(first_column & is_last, new_k[:, None], 0.0).to(q.dtype)
-        new_scores = tl.dot(q, keys, input_precision="ieee") * scale_log2
-        new_score = tl.sum(tl.where(first_column, new_scores, 0.0), 1)
+        new_score = _score_of_key(q, tl.where(is_last, new_k, 0.0).to(q.dtype)) * scale_log2
         new_score = tl.where(is_last, new_score, float("-inf"))
         part_max, part_sum, part_acc = merge(
             part_max, part_sum, part_acc, new_score, 1.0, new_v.to(tl.float32)[None, :]
