@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-T = TypeVar("T")
+T = TypeVar("T", bound=msgspec.Struct)
 _SHOWN = 80
 _LOCATED = re.compile(
     r"(?P<what>.*) - at (?:`key` in )?`\$\.(?P<field>\w+)(?P<rest>.*)`", re.DOTALL
@@ -20,7 +20,7 @@ def convert(data: dict[str, Any], into: type[T]) -> T:
     Raises:
         ValueError: an unknown key, a wrong type, or a value out of range; names field and value.
     """
-    fields = [f.encode_name for f in msgspec.structs.fields(into)]  # type: ignore[arg-type]
+    fields = into.__struct_encode_fields__
     for key in data:
         if key not in fields:
             raise ValueError(f"unknown field {key!r}{suggestion(key, fields)}")

@@ -1,11 +1,11 @@
-"""When a server walks its whole heap for garbage: while nothing runs."""
+"""When a server looks for garbage: in its whole heap only while nothing runs."""
 
 import gc
 import time
 
-# Whole collections start by themselves after so many of the middle generation: never.
-_NEVER = 1 << 30
-_WORTH_IT = 10
+# Python's thresholds: the middle generation is walked after each walk of the young, all never.
+_EACH, _NEVER = 0, 1 << 30
+_WORTH_IT = 50
 # A moment between two requests is no rest.
 _QUIET_S = 1.0
 
@@ -14,7 +14,8 @@ class IdleCollector:
     """As a context it keeps Python from whole collections by itself.
 
     One walks everything that is alive: with a thousand open streams it takes a tenth of a second,
-    and finds next to nothing. Young garbage is collected as ever.
+    and finds next to nothing. Nor does what is new gather for a long walk: it is walked twice at
+    once, and then left alone. Calls leave no cycles behind, so little waits for a rest.
     """
 
     def __init__(self) -> None:
@@ -22,7 +23,7 @@ class IdleCollector:
 
     def __enter__(self) -> "IdleCollector":
         self._thresholds = gc.get_threshold()
-        gc.set_threshold(*self._thresholds[:2], _NEVER)
+        gc.set_threshold(self._thresholds[0], _EACH, _NEVER)
         return self
 
     def __exit__(self, *exc: object) -> None:
