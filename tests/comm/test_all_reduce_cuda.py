@@ -62,7 +62,7 @@ def test_sum_is_exact_and_bit_equal_on_all_ranks(choice: str) -> None:
 
 
 def _selected(rank: Rank) -> dict[str, str]:
-    table = _joined(rank, "auto").tp._table
+    table = _joined(rank, "auto").tp.table
 
     def select(num_bytes: int, dtype: torch.dtype) -> str:
         x = torch.empty(num_bytes // dtype.itemsize, dtype=dtype, device="cuda")
