@@ -34,9 +34,9 @@ def fetch(places, wanted):
 
 @triton.jit
 def prefetch_rows(
-    weight_ptr, rows, begin, wanted, SIZE: tl.constexpr, AHEAD: tl.constexpr, CHAINED: tl.constexpr
+    weight_ptr, rows, begin, SIZE: tl.constexpr, AHEAD: tl.constexpr, CHAINED: tl.constexpr
 ):  # fmt: skip
-    """If ``wanted``, ask for ``AHEAD`` two-byte elements from ``begin`` of rows to come into L2.
+    """Ask for ``AHEAD`` two-byte elements from ``begin`` of some rows to be brought into L2.
 
     ``AHEAD`` is a multiple of 64, which is a line.
     """
@@ -45,7 +45,7 @@ def prefetch_rows(
         lines = tl.arange(0, triton.next_power_of_2(LINES))
         at = begin + lines * 64
         places = weight_ptr + rows[:, None].to(tl.int64) * SIZE + at[None, :]
-        fetch(places, ((lines < LINES) & (at < SIZE) & wanted)[None, :])
+        fetch(places, ((lines < LINES) & (at < SIZE))[None, :])
 
 
 def chained(*, pays: bool = True) -> dict[str, bool]:

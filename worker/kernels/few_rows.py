@@ -29,18 +29,16 @@ def _few_rows_kernel(
     out_ptr, x_tiles, w_tiles, w_ptr, bias_ptr, part_ptr, arrivals_ptr, num_rows,
     OUT: tl.constexpr, SIZE: tl.constexpr, GATED: tl.constexpr, HAS_BIAS: tl.constexpr,
     SPLITS: tl.constexpr, SPLIT_SIZE: tl.constexpr, LANES: tl.constexpr, TILE_N: tl.constexpr,
-    TILE_K: tl.constexpr, AHEAD: tl.constexpr, AHEAD_PROGRAMS: tl.constexpr,
-    CHAINED: tl.constexpr,
+    TILE_K: tl.constexpr, AHEAD: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     tile, split = tl.program_id(0), tl.program_id(1)
     first_column, begin = tile * TILE_N, split * SPLIT_SIZE
     columns = first_column + tl.arange(0, TILE_N)
-    live_columns = columns < OUT
-    columns = tl.minimum(columns, OUT - 1)
-    early = split * tl.num_programs(0) + tile < AHEAD_PROGRAMS
-    prefetch_rows(w_ptr, columns, begin, early, SIZE, AHEAD, CHAINED)
+    # For what is read by pointer: columns past the last repeat it.
+    inside_columns = tl.minimum(columns, OUT - 1)
+    prefetch_rows(w_ptr, inside_columns, begin, SIZE, AHEAD, CHAINED)
     if GATED:
-        prefetch_rows(w_ptr + OUT * SIZE, columns, begin, early, SIZE, AHEAD, CHAINED)
+        prefetch_rows(w_ptr + OUT * SIZE, inside_columns, begin, SIZE, AHEAD, CHAINED)
     acc = tl.zeros([TILE_N, LANES], tl.float32)
     up = tl.zeros([TILE_N, LANES], tl.float32)
     follow(CHAINED)
@@ -70,15 +68,15 @@ def _few_rows_kernel(
             if GATED:
                 up += tl.load(parts + part * PART + TILE, cache_modifier=".cg")
     if HAS_BIAS:
-        acc += tl.load(bias_ptr + columns).to(tl.float32)[:, None]
+        acc += tl.load(bias_ptr + inside_columns).to(tl.float32)[:, None]
     if GATED:
         if HAS_BIAS:
-            up += tl.load(bias_ptr + OUT + columns).to(tl.float32)[:, None]
+            up += tl.load(bias_ptr + OUT + inside_columns).to(tl.float32)[:, None]
         acc = acc * tl.sigmoid(acc) * up
     tl.store(
         out_ptr + lanes[:, None] * OUT + columns[None, :],
         acc.T.to(out_ptr.dtype.element_ty),
-        mask=(lanes < num_rows)[:, None] & live_columns[None, :],
+        mask=(lanes < num_rows)[:, None] & (columns < OUT)[None, :],
     )
 
 
@@ -113,7 +111,6 @@ class FewRows:
         split_size = triton.cdiv(in_size, tiles.splits * tiles.tile_k) * tiles.tile_k
         splits = triton.cdiv(in_size, split_size)
         self._check_space(num_tiles, splits, lanes * tiles.tile_n * (1 + gated))
-        ahead = few_rows_ahead(tiles, out_size, split_size, splits, gated=gated)
         out = torch.empty((num_rows, out_size), dtype=x.dtype, device=x.device)
         _few_rows_kernel[(num_tiles, splits)](
             out, TensorDescriptor.from_tensor(x, [lanes, tiles.tile_k]),
@@ -121,7 +118,7 @@ class FewRows:
             weight, weight if bias is None else bias, self._parts, self.arrivals, num_rows,
             OUT=out_size, SIZE=in_size, GATED=gated, HAS_BIAS=bias is not None, SPLITS=splits,
             SPLIT_SIZE=split_size, LANES=lanes, TILE_N=tiles.tile_n, TILE_K=tiles.tile_k,
-            AHEAD=ahead.elements, AHEAD_PROGRAMS=ahead.programs,
+            AHEAD=few_rows_ahead(weight.shape[0] * splits, split_size),
             num_warps=tiles.num_warps, num_stages=tiles.num_stages, **chained(),
         )  # fmt: skip
         return out

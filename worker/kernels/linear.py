@@ -11,7 +11,12 @@ from lockstep.comm.all_reduce.base import AddNorm
 from lockstep.parallel.placement import TorchLinear
 from lockstep.worker.kernels.activation import silu_and_mul
 from lockstep.worker.kernels.few_rows import FewRows
-from lockstep.worker.kernels.linear_tiles import MAX_ROWS, Tiles, most_rows
+from lockstep.worker.kernels.linear_tiles import (
+    GATED_ROWS,
+    MAX_ROWS,
+    PLAIN_ROWS,
+    Tiles,
+)
 from lockstep.worker.kernels.normed_row import normed_row
 from lockstep.worker.kernels.one_row import one_row
 
@@ -68,12 +73,12 @@ class KernelLinear:
         self._torch = TorchLinear()
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        if self._is_few(x, weight, gated=False):
+        if self._few_rows.serves(x, weight) and x.shape[0] <= PLAIN_ROWS:
             return self._few_rows(x, weight, bias)
         return F.linear(x, weight, bias)
 
     def gated(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        if self._is_few(x, weight, gated=True):
+        if self._few_rows.serves(x, weight) and x.shape[0] <= GATED_ROWS:
             return self._few_rows.gated(x, weight, bias)
         if torch.compiler.is_compiling():  # makes a kernel of its own
             return self._torch.gated(x, weight, bias)
@@ -98,8 +103,4 @@ class KernelLinear:
         return self.gated(normed, weight, bias), total
 
     def _is_one_row(self, x: Tensor, weight: Tensor) -> bool:
-        return x.shape[0] == 1 and self._few_rows.serves(x, weight)
-
-    def _is_few(self, x: Tensor, weight: Tensor, *, gated: bool) -> bool:
-        few = x.shape[0] <= most_rows(weight.numel(), gated=gated)
-        return few and self._few_rows.serves(x, weight)
+        return self._few_rows.serves(x, weight) and x.shape[0] == 1

@@ -1,24 +1,27 @@
-"""How a product of few rows is cut into programs, as fitted to times on an H200. No torch.
+"""How a product of few rows is cut into programs, and what they fetch ahead. No torch.
 
-Where a comment gives microseconds they are those of docs/performance.md.
+Fitted to times on an H200, which docs/performance.md has.
 """
 
 from dataclasses import dataclass
 
 MAX_ROWS = 128
+# Beyond these cuBLAS is as fast or faster.
+PLAIN_ROWS = 16
+GATED_ROWS = 16
 
 MULTIPROCESSORS = 132
-# Of a multiprocessor: bytes that its programs may share, and threads of 64 registers.
-SHARED_BYTES = 227 << 10
-RESIDENT_THREADS = 1024
+# Programs that are enough to read weights at full speed, and the shortest sum worth adding up for
+# more of them.
+ENOUGH_PROGRAMS = 64
+LONG_PART = 2048
 
-# Weights to fetch before the kernel ahead has ended, in bytes over all programs that run at once.
-ONE_ROW_AHEAD = 16 << 20
-LARGE_ONE_ROW_AHEAD = 1 << 17
-FEW_ROWS_AHEAD = 4 << 20
-# In elements: what is large enough to keep the device busy from kernel to kernel.
-LARGE_WEIGHT = (1 << 23) + 1
+# What programs may fetch before the kernel ahead has ended. Too much of it takes bandwidth from the
+# kernel that runs, and a large weight keeps the device busy from kernel to kernel anyway.
 LINE = 64  # elements
+ONE_ROW_AHEAD = 256  # elements of each row of a small weight; of a large one, a line
+SMALL_WEIGHT = 1 << 23  # elements
+FEW_ROWS_AHEAD = 4 << 20  # bytes, over all programs
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,21 +33,6 @@ class Tiles:
     splits: int = 1
     num_warps: int = 4
     num_stages: int = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Ahead:
-    """The first ``programs`` fetch ``elements`` of each of their rows ahead."""
-
-    elements: int
-    programs: int
-
-
-def most_rows(num_elements: int, *, gated: bool) -> int:
-    """Of a product with a weight of so many elements; beyond, cuBLAS is as fast or faster."""
-    if num_elements < LARGE_WEIGHT:
-        return 16
-    return MAX_ROWS if gated else 32
 
 
 def lanes_of(num_rows: int) -> int:
@@ -65,48 +53,34 @@ def normed_row_tiles(in_size: int, *, gated: bool) -> Tiles:
 
 
 def few_rows_tiles(out_size: int, in_size: int, lanes: int, *, gated: bool) -> Tiles:
-    """One program a multiprocessor if the weight allows it, and deep in flight.
+    """One program a multiprocessor where the weight allows it, with much in flight.
 
-    Two that fit beside each other would share one multiprocessor while another is idle: programs
-    that start early take the first place they find.
+    Programs that start early take the first place they find: two that fit beside each other would
+    share one multiprocessor while another idles.
 
     Args:
         out_size: output features; of a gated product, half the rows of its weight.
     """
-    tile_n = _tile_n(out_size, lanes, gated=gated)
-    num_tiles = -(-out_size // tile_n)
-    splits = 1 if gated else max(1, min(MULTIPROCESSORS // num_tiles, in_size // 256))
-    if lanes == 128:
-        return Tiles(tile_n, 64, splits)
-    tile_k = 128 if gated or splits > 1 else 256
-    stage = 2 * tile_k * (tile_n * (1 + gated) + lanes)
-    return Tiles(tile_n, tile_k, splits, num_stages=max(3, SHARED_BYTES // 2 // stage + 1))
+    num_tiles = -(-out_size // 64)
+    if not gated:
+        return Tiles(64, 256 if lanes <= 32 else 128, _splits(num_tiles, in_size), num_stages=4)
+    if lanes > 32:
+        return Tiles(64, 64)
+    return Tiles(64, 128, num_stages=4 if num_tiles <= MULTIPROCESSORS else 3)
 
 
-def _tile_n(out_size: int, lanes: int, *, gated: bool) -> int:
-    if gated and lanes <= 32 and out_size >= 96 * 128:
-        return 128
-    return 32 if gated and out_size < 96 * 64 else 64
+def _splits(num_tiles: int, in_size: int) -> int:
+    """Adding up takes time: a sum is split for want of programs, or where its parts are long."""
+    wanted = max(-(-ENOUGH_PROGRAMS // num_tiles), in_size // LONG_PART)
+    return max(1, min(wanted, MULTIPROCESSORS // num_tiles, in_size // 256))
 
 
-def one_row_ahead(tiles: Tiles, out_size: int, in_size: int, *, gated: bool) -> Ahead:
-    weight_rows = 1 + gated
-    large = weight_rows * out_size * in_size >= LARGE_WEIGHT
-    resident = MULTIPROCESSORS * RESIDENT_THREADS // (32 * tiles.num_warps)
-    programs = min(-(-out_size // tiles.tile_n), resident)
-    budget = LARGE_ONE_ROW_AHEAD if large else ONE_ROW_AHEAD
-    return _ahead(budget, programs, tiles.tile_n * weight_rows, in_size)
+def one_row_ahead(num_elements: int) -> int:
+    """Elements of each row of a weight of ``num_elements``, in whole lines."""
+    return ONE_ROW_AHEAD if num_elements <= SMALL_WEIGHT else LINE
 
 
-def few_rows_ahead(
-    tiles: Tiles, out_size: int, split_size: int, splits: int, *, gated: bool
-) -> Ahead:
-    programs = min(-(-out_size // tiles.tile_n) * splits, MULTIPROCESSORS)
-    return _ahead(FEW_ROWS_AHEAD, programs, tiles.tile_n * (1 + gated), split_size)
-
-
-def _ahead(budget: int, programs: int, rows_each: int, row_share: int) -> Ahead:
-    if not budget:
-        return Ahead(0, 0)
-    elements = budget // (2 * programs * rows_each) // LINE * LINE
-    return Ahead(max(LINE, min(elements, -(-row_share // LINE) * LINE)), programs)
+def few_rows_ahead(num_parts: int, part_size: int) -> int:
+    """Elements of each of ``num_parts`` parts of rows, in whole lines."""
+    lines = min(FEW_ROWS_AHEAD // (2 * LINE * num_parts), -(-part_size // LINE))
+    return max(1, lines) * LINE

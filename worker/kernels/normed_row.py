@@ -19,16 +19,15 @@ def _normed_one_row_kernel(
     out_ptr, total_ptr, x_ptr, residual_ptr, norm_ptr, w_ptr, bias_ptr, eps,
     OUT: tl.constexpr, SIZE: tl.constexpr, GATED: tl.constexpr, HAS_BIAS: tl.constexpr,
     TILE_N: tl.constexpr, TILE_K: tl.constexpr, AHEAD: tl.constexpr,
-    AHEAD_PROGRAMS: tl.constexpr, CHAINED: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     columns = program.to(tl.int64) * TILE_N + tl.arange(0, TILE_N)
     live_columns = columns < OUT
     columns = tl.minimum(columns, OUT - 1)
-    early = program < AHEAD_PROGRAMS
-    prefetch_rows(w_ptr, columns, 0, early, SIZE, AHEAD, CHAINED)
+    prefetch_rows(w_ptr, columns, 0, SIZE, AHEAD, CHAINED)
     if GATED:
-        prefetch_rows(w_ptr + OUT * SIZE, columns, 0, early, SIZE, AHEAD, CHAINED)
+        prefetch_rows(w_ptr + OUT * SIZE, columns, 0, SIZE, AHEAD, CHAINED)
     follow(CHAINED)
     places = columns[:, None] * SIZE
     products = tl.zeros([TILE_N, TILE_K], tl.float32)
@@ -80,14 +79,12 @@ def normed_row(
     """
     size, out_size = x.shape[1], weight.shape[0] // (1 + gated)
     tiles = normed_row_tiles(size, gated=gated)
-    ahead = one_row_ahead(tiles, out_size, size, gated=gated)
     out = torch.empty((1, out_size), dtype=x.dtype, device=x.device)
     total = torch.empty((1, size), dtype=x.dtype, device=x.device)
     _normed_one_row_kernel[(triton.cdiv(out_size, tiles.tile_n),)](
         out, total, x, residual, norm.weight, weight, weight if bias is None else bias, norm.eps,
         OUT=out_size, SIZE=size, GATED=gated, HAS_BIAS=bias is not None,
         TILE_N=tiles.tile_n, TILE_K=tiles.tile_k,
-        AHEAD=ahead.elements, AHEAD_PROGRAMS=ahead.programs,
-        num_warps=tiles.num_warps, **chained(),
+        AHEAD=one_row_ahead(weight.numel()), num_warps=tiles.num_warps, **chained(),
     )  # fmt: skip
     return out, total

@@ -21,17 +21,15 @@ def _dot_row(
 def _one_row_kernel(
     out_ptr, x_ptr, w_ptr, bias_ptr, OUT: tl.constexpr, SIZE: tl.constexpr, GATED: tl.constexpr,
     HAS_BIAS: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, AHEAD: tl.constexpr,
-    AHEAD_PROGRAMS: tl.constexpr, CHAINED: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
-    program = tl.program_id(0)
-    columns = program.to(tl.int64) * TILE_N + tl.arange(0, TILE_N)
+    columns = tl.program_id(0).to(tl.int64) * TILE_N + tl.arange(0, TILE_N)
     live_columns = columns < OUT
     # Columns past the last repeat it: the stream of weights then needs no second mask.
     columns = tl.minimum(columns, OUT - 1)
-    early = program < AHEAD_PROGRAMS
-    prefetch_rows(w_ptr, columns, 0, early, SIZE, AHEAD, CHAINED)
+    prefetch_rows(w_ptr, columns, 0, SIZE, AHEAD, CHAINED)
     if GATED:
-        prefetch_rows(w_ptr + OUT * SIZE, columns, 0, early, SIZE, AHEAD, CHAINED)
+        prefetch_rows(w_ptr + OUT * SIZE, columns, 0, SIZE, AHEAD, CHAINED)
     follow(CHAINED)
     products = tl.zeros([TILE_N, TILE_K], tl.float32)
     up_products = tl.zeros([TILE_N, TILE_K], tl.float32)
@@ -59,13 +57,11 @@ def one_row(
     """x [1, in_size], weight [out_size, in_size] -> [1, out_size], or half of that if gated."""
     in_size, out_size = x.shape[1], weight.shape[0] // (1 + gated)
     tiles = tiles or one_row_tiles(in_size, gated=gated)
-    ahead = one_row_ahead(tiles, out_size, in_size, gated=gated)
     out = torch.empty((1, out_size), dtype=x.dtype, device=x.device)
     _one_row_kernel[(triton.cdiv(out_size, tiles.tile_n),)](
         out, x, weight, weight if bias is None else bias,
         OUT=out_size, SIZE=in_size, GATED=gated, HAS_BIAS=bias is not None,
         TILE_N=tiles.tile_n, TILE_K=tiles.tile_k,
-        AHEAD=ahead.elements, AHEAD_PROGRAMS=ahead.programs,
-        num_warps=tiles.num_warps, **chained(),
+        AHEAD=one_row_ahead(weight.numel()), num_warps=tiles.num_warps, **chained(),
     )  # fmt: skip
     return out
