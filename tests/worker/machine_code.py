@@ -6,8 +6,7 @@ python tests/worker/machine_code.py SIZE WORLD...
 import sys
 
 import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from hopper import compile_for_hopper
 
 from lockstep.worker.kernels.push import waiting
 from lockstep.worker.kernels.sum_norm import _sum_norm_kernel
@@ -27,14 +26,9 @@ def code_bytes(size: int, world: int) -> int:
         "SIZE": size, "RESIDUAL_ROW": size, "LINES": lines, "WORLD": world, "MAX_ROWS": MAX_ROWS,
         "SOURCE_BYTES": source_bytes, "ASM": asm, "CONSTRAINTS": constraints, "CHAINED": True,
     }  # fmt: skip
-    names = _sum_norm_kernel.arg_names
-    source = ASTSource(
-        fn=_sum_norm_kernel,
-        signature={n: "constexpr" if n in fixed else _TYPES.get(n, "*bf16") for n in names},
-        constexprs={(names.index(name),): value for name, value in fixed.items()},
-    )
-    options = {"num_warps": min(32, max(1, lines // 32))}
-    return len(triton.compile(source, GPUTarget("cuda", 90, 32), options).asm["cubin"])
+    num_warps = min(32, max(1, lines // 32))
+    compiled = compile_for_hopper(_sum_norm_kernel, _TYPES, fixed, num_warps=num_warps)
+    return len(compiled.asm["cubin"])
 
 
 if __name__ == "__main__":

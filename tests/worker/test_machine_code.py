@@ -1,4 +1,4 @@
-"""Kernels that no interpreter runs whole, since parts of them are assembly, can be assembled."""
+"""What no interpreter shows: that parts which are assembly can be assembled, how results leave."""
 
 import importlib.util
 import os
@@ -12,14 +12,29 @@ HERE = Path(__file__).parent
 PACKAGE = HERE.parents[1] / "deploy" / "package"
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton's compiler")
-def test_the_fused_sum_is_machine_code_for_up_to_eight_ranks(tmp_path: Path) -> None:
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="needs Triton's compiler"
+)
+
+
+def _printed_by(script: str, *arguments: str, cache: Path) -> list[str]:
     paths = os.pathsep.join([str(PACKAGE), os.environ.get("PYTHONPATH", "")])
-    own = {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0", "PYTHONPATH": paths}
+    own = {"TRITON_CACHE_DIR": str(cache), "TRITON_INTERPRET": "0", "PYTHONPATH": paths}
     done = subprocess.run(
-        [sys.executable, str(HERE / "machine_code.py"), "8192", "2", "4", "8"],
+        [sys.executable, str(HERE / script), *arguments],
         capture_output=True, text=True, env=os.environ | own, timeout=110,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    two, four, eight = map(int, done.stdout.split())
+    return done.stdout.split()
+
+
+def test_the_fused_sum_is_machine_code_for_up_to_eight_ranks(tmp_path: Path) -> None:
+    sizes = _printed_by("machine_code.py", "8192", "2", "4", "8", cache=tmp_path)
+    two, four, eight = map(int, sizes)
     assert 0 < two < four < eight, "each waits for more sources"
+
+
+def test_products_of_few_rows_are_stored_sixteen_bytes_at_a_time(tmp_path: Path) -> None:
+    assert _printed_by("few_rows_code.py", "6144", "4096", "32", cache=tmp_path) == [
+        "st.global.v4.b32"
+    ]
