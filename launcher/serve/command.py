@@ -47,6 +47,7 @@ def parse(argv: Sequence[str]) -> ServeCommand:
     server |= flags.given(namespace, ServeOptions)
     if "api_key" not in server and os.environ.get(KEY_VARIABLE):
         server["api_key"] = [os.environ[KEY_VARIABLE]]
+    _check_one_address(server)
     engine = settings | flags.given(namespace, LaunchConfig) | _model(namespace)
     return ServeCommand(launch=build_config(engine), options=_options(server))
 
@@ -70,6 +71,13 @@ def _model(namespace: argparse.Namespace) -> dict[str, Any]:
     if "model" in namespace:
         raise ConfigError(f"model is given twice: {namespace.model_tag!r} and --model")
     return {"model": namespace.model_tag}
+
+
+def _check_one_address(given: dict[str, Any]) -> None:
+    for name in ("host", "port"):
+        if "uds" in given and name in given:
+            values = f"{given['uds']!r} and {given[name]!r}"
+            raise ConfigError(f"uds and {name} exclude each other, got {values}")
 
 
 def _options(settings: dict[str, Any]) -> ServeOptions:

@@ -46,6 +46,14 @@ def test_flags_stand_above_the_file_which_holds_settings_of_both_kinds(tmp_path:
     assert (command.launch.model, command.launch.max_num_seqs) == ("m", 3)
 
 
+def test_an_address_of_the_file_and_one_of_a_flag_exclude_each_other_too(tmp_path: Path) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text('uds = "s"\n')
+    assert parse(["m", "--config", str(file)]).options.uds == "s"
+    with pytest.raises(ConfigError, match="uds and port exclude each other"):
+        parse(["m", "--config", str(file), "--port", "8000"])
+
+
 def test_a_model_may_have_several_names(tmp_path: Path) -> None:
     assert parse(["m", "--served-model-name", "a", "b"]).launch.model_names == ("a", "b")
     assert parse(["m"]).launch.model_names == ("m",)
@@ -87,6 +95,8 @@ def test_keys_come_from_flags_or_else_the_environment(monkeypatch: pytest.Monkey
         (["--max-queue-seconds", "nan"], "max_queue_seconds must be above 0 and finite, got nan"),
         (["--ssl-keyfile", "k"], "ssl_keyfile and ssl_certfile must be given together"),
         (["--uds", ""], "uds must not be empty"),
+        (["--uds", "s", "--port", "8000"], "uds and port exclude each other, got 's' and 8000"),
+        (["--host", "h", "--uds", "s"], "uds and host exclude each other, got 's' and 'h'"),
         (["--otlp-traces-endpoint", "foo"], "must begin with http:// or https://, got 'foo'"),
         (["--portt", "1"], "unrecognized arguments: --portt 1"),
         (["--max-num-seqs", "0"], "max_num_seqs"),
