@@ -4,7 +4,6 @@ import logging
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager
-from typing import Protocol
 
 import msgspec
 from starlette.responses import Response
@@ -14,7 +13,8 @@ from lockstep.launcher.serve.api_errors import ApiError, internal
 from lockstep.launcher.serve.body import json_response
 from lockstep.launcher.serve.call import StreamOptions
 from lockstep.launcher.serve.disconnect import unless_gone
-from lockstep.launcher.serve.generation import Event, Generation
+from lockstep.launcher.serve.generation import Generation
+from lockstep.launcher.serve.shape import Shape
 
 logger = logging.getLogger(__name__)
 
@@ -31,34 +31,18 @@ _UNSAFE = re.compile(r"[^ -~]")
 _encode = msgspec.json.Encoder().encode
 
 
-class Shape(Protocol):
-    """How one API writes a generation."""
-
-    def opening(self, generation: Generation) -> list[msgspec.Struct]:
-        """Chunks before the first token."""
-        ...
-
-    def chunk(self, generation: Generation, event: Event, *, usage: bool) -> msgspec.Struct: ...
-
-    def usage_chunk(self, generation: Generation) -> msgspec.Struct:
-        """The last chunk of a stream whose client wants to know the usage."""
-        ...
-
-    def whole(self, generation: Generation) -> msgspec.Struct: ...
-
-
 class Answer(Response):
     """Runs a generation for as long as its client is there.
 
     Args:
-        open: admits the call; the generation is aborted when its context is left early.
+        begin: admits the call; the generation is aborted when its context is left early.
         shape: of the API.
         stream: None answers all at once.
     """
 
-    def __init__(self, open: OpenGeneration, shape: Shape, stream: StreamOptions | None) -> None:
+    def __init__(self, begin: OpenGeneration, shape: Shape, stream: StreamOptions | None) -> None:
         super().__init__()
-        self._open = open
+        self._begin = begin
         self._shape = shape
         self._stream_options = stream
 
@@ -66,7 +50,7 @@ class Answer(Response):
         await unless_gone(receive, self._answer(scope, receive, send))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._open() as generation:
+        with self._begin() as generation:
             name = (b"x-request-id", _UNSAFE.sub("?", generation.name).encode())
             if self._stream_options is not None:
                 frames = self._frames(generation, self._stream_options)
@@ -83,9 +67,12 @@ class Answer(Response):
         async for event in generation.events():
             if not opened:
                 opened = True
-                for chunk in shape.opening(generation):
-                    yield frame(chunk)
-            yield frame(shape.chunk(generation, event, usage=options.continuous_usage_stats))
+                for opening in shape.openings(generation):
+                    yield frame(opening)
+            chunk = shape.chunk(generation, event)
+            if options.continuous_usage_stats:
+                chunk = shape.with_usage(generation, chunk)
+            yield frame(chunk)
         if options.include_usage:
             yield frame(shape.usage_chunk(generation))
 

@@ -23,10 +23,11 @@ class ErrorBody(msgspec.Struct, frozen=True):
 class ApiError(Exception):
     """A call that cannot be answered. 503 tells the client that it may try again."""
 
-    def __init__(self, status: int, type: str, message: str, *, param: str | None = None) -> None:
+    def __init__(self, status: int, kind: str, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
         self.status = status
-        detail = ErrorDetail(message=message, type=type, param=param, code=status)
+        named = None if param is None else _sendable(param)
+        detail = ErrorDetail(message=_sendable(message), type=kind, param=named, code=status)
         self.body = msgspec.json.encode(ErrorBody(detail))
 
     def response(self) -> Response:
@@ -36,11 +37,20 @@ class ApiError(Exception):
         return Response(self.body, self.status, headers, "application/json")
 
 
-def bad_request(message: str, fields: Collection[str] = ()) -> ApiError:
-    """400. The field, if the message begins with one of ``fields``, is named in ``param`` too."""
-    found = re.match(r"\w+", message)
-    param = found[0] if found and found[0] in fields else None
+def _sendable(text: str) -> str:
+    """Half characters, which JSON of a client can spell and ours cannot, as escapes."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def bad_request(message: str, param: str | None = None) -> ApiError:
+    """400; ``param`` is the field that is wrong, if it is one field."""
     return ApiError(400, "invalid_request_error", message, param=param)
+
+
+def refused_value(message: str, fields: Collection[str]) -> ApiError:
+    """400 for what a check of values says: if it is about one of ``fields`` it begins with it."""
+    found = re.match(r"\w+", message)
+    return bad_request(message, found[0] if found and found[0] in fields else None)
 
 
 def unavailable(message: str) -> ApiError:

@@ -1,7 +1,5 @@
 """The ASGI application: which path is answered by what, and how failures look."""
 
-import logging
-
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -19,8 +17,6 @@ from lockstep.launcher.serve.models import list_models, show_model
 from lockstep.launcher.serve.prefix import Prefix
 from lockstep.launcher.serve.state import ServerState
 from lockstep.launcher.serve.tokens import detokenize, tokenize
-
-logger = logging.getLogger(__name__)
 
 _CLIENT_CLOSED = 499
 _POST, _GET, _BOTH = ["POST"], ["GET"], ["GET", "POST"]
@@ -69,9 +65,9 @@ async def _api_error(request: Request, error: Exception) -> Response:
 async def _http_error(request: Request, error: Exception) -> Response:
     """Of the routing: no such path, no such method."""
     assert isinstance(error, HTTPException)
-    type = "not_found_error" if error.status_code == 404 else "invalid_request_error"
+    kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
     message = f"{request.method} {request.url.path}: {error.detail}"
-    response = ApiError(error.status_code, type, message).response()
+    response = ApiError(error.status_code, kind, message).response()
     response.headers.update(error.headers or {})
     return response
 

@@ -9,13 +9,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lockstep.comm.sampling import SamplingParams
-from lockstep.launcher.serve.api_errors import ApiError, bad_request
+from lockstep.launcher.serve.api_errors import ApiError, bad_request, refused_value
 from lockstep.launcher.strict import convert
-from lockstep.launcher.structured import RESPONSE_FORMAT
+from lockstep.launcher.structured import FIELD, RESPONSE_FORMAT
 
 Record = dict[str, Any]
 C = TypeVar("C", bound=msgspec.Struct)
 
+# Of older servers, which had a field for each kind of form.
+_GUIDED = "guided_"
 SAMPLING = (*SamplingParams.__struct_fields__, RESPONSE_FORMAT)
 _encode = msgspec.json.Encoder().encode
 
@@ -71,7 +73,7 @@ def take_fields(record: Record, struct: type[C]) -> C:
     try:
         return convert({key: value for key, value in record.items() if key in known}, struct)
     except ValueError as error:
-        raise bad_request(str(error), known) from None
+        raise refused_value(str(error), known) from None
 
 
 def sampling_of(record: Record) -> Record:
@@ -88,9 +90,11 @@ def refuse(record: Record, unsupported: Mapping[str, Collection[Any]]) -> None:
     Raises:
         ApiError: 400 that names the field.
     """
-    for field, harmless in unsupported.items():
-        if field in record and record[field] not in harmless:
-            raise bad_request(f"{field} is not supported", unsupported)
+    for field, value in record.items():
+        if field.startswith(_GUIDED):
+            raise bad_request(f"{field} is not supported; there is {FIELD}", field)
+        if field in unsupported and value not in unsupported[field]:
+            raise bad_request(f"{field} is not supported", field)
 
 
 def json_response(body: msgspec.Struct | Record, status: int = 200) -> Response:

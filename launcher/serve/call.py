@@ -11,10 +11,6 @@ MAX_CHOICES = 128
 # Fields that would change the answer if we followed them, with values that ask for nothing.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "prompt_logprobs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
     "use_beam_search": (False,),
     "skip_special_tokens": (True,),
     "truncate_prompt_tokens": (),

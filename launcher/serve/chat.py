@@ -14,10 +14,10 @@ from lockstep.launcher.outputs import RequestOutput
 from lockstep.launcher.serve.answer import Answer
 from lockstep.launcher.serve.body import Record, refuse, sampling_of, take_fields
 from lockstep.launcher.serve.call import UNSUPPORTED, Call, choices_of
-from lockstep.launcher.serve.generation import Event, Generation
+from lockstep.launcher.serve.generation import Event
 from lockstep.launcher.serve.logprob_shapes import ChatLogprobs, Described, chat_logprobs
+from lockstep.launcher.serve.shape import Shape
 from lockstep.launcher.serve.state import name_of, read_call
-from lockstep.launcher.serve.usage import Usage, usage_of
 
 _UNSUPPORTED = UNSUPPORTED | {
     "tools": ([],),
@@ -72,73 +72,29 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str | None = None
 
 
-class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole answer, or a chunk of it."""
+class ChatChoices:
+    """Choices of chats, ``n`` of them."""
 
-    id: str
-    object: str
-    created: int
-    model: str
-    choices: list[ChatChoice]
-    usage: Usage | UnsetType = UNSET
+    whole_name, chunk_name = "chat.completion", "chat.completion.chunk"
 
-
-class ChatShape:
-    """Writes chat completions of a call with ``n`` choices."""
-
-    def __init__(self, model: str, n: int, token_bytes: Callable[[int], bytes]) -> None:
-        self._model = model
+    def __init__(self, n: int, token_bytes: Callable[[int], bytes]) -> None:
         self._n = n
         self._token_bytes = token_bytes
 
-    def opening(self, generation: Generation) -> list[msgspec.Struct]:
+    def openings(self) -> list[msgspec.Struct]:
         begin = ChatDelta(role="assistant")
-        choices = [ChatChoice(index=index, delta=begin) for index in range(self._n)]
-        return [self._chunk(generation, [choice]) for choice in choices]
+        return [ChatChoice(index=index, delta=begin) for index in range(self._n)]
 
-    def chunk(self, generation: Generation, event: Event, *, usage: bool) -> msgspec.Struct:
+    def part(self, event: Event) -> msgspec.Struct:
         index, piece, reason = event
-        choice = ChatChoice(
+        return ChatChoice(
             index=index,
             delta=ChatDelta(content=piece.text),
             logprobs=self._logprobs(piece.logprobs or None),
             finish_reason=reason,
         )
-        return self._chunk(generation, [choice], usage_of(generation, self._n) if usage else UNSET)
 
-    def usage_chunk(self, generation: Generation) -> msgspec.Struct:
-        return self._chunk(generation, [], usage_of(generation, self._n))
-
-    def whole(self, generation: Generation) -> msgspec.Struct:
-        choices = [self._choice(output) for output in generation.outputs()]
-        usage = usage_of(generation, self._n)
-        return self._completion("chat.completion", generation, choices, usage)
-
-    def _chunk(
-        self,
-        generation: Generation,
-        choices: list[ChatChoice],
-        usage: Usage | UnsetType = UNSET,
-    ) -> ChatCompletion:
-        return self._completion("chat.completion.chunk", generation, choices, usage)
-
-    def _completion(
-        self,
-        object: str,
-        generation: Generation,
-        choices: list[ChatChoice],
-        usage: Usage | UnsetType,
-    ) -> ChatCompletion:
-        return ChatCompletion(
-            id=generation.id,
-            object=object,
-            created=generation.created,
-            model=self._model,
-            choices=choices,
-            usage=usage,
-        )
-
-    def _choice(self, output: RequestOutput) -> ChatChoice:
+    def whole(self, output: RequestOutput) -> msgspec.Struct:
         return ChatChoice(
             index=output.index,
             message=ChatMessage(content=output.text),
@@ -158,7 +114,8 @@ async def chat_completions(request: Request) -> Response:
     service.card_of(call.model)
     given = await service.offload(lambda: prompt_of(call, record))
     requests = choices_of([await service.prepare(service.chat, given)], call.n)
-    shape = ChatShape(service.card.id, call.n, service.tokenizer.token_bytes)
+    choices = ChatChoices(call.n, service.tokenizer.token_bytes)
+    shape = Shape(service.card.id, call.n, choices)
     name = name_of(request, call.request_id)
     return Answer(lambda: service.serve("chatcmpl", requests, name), shape, call.streaming)
 

@@ -1,9 +1,6 @@
 """``/v1/completions``: prompts as text or token ids, continued."""
 
-from typing import Any
-
 import msgspec
-from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -14,10 +11,14 @@ from lockstep.launcher.serve.answer import Answer
 from lockstep.launcher.serve.api_errors import bad_request
 from lockstep.launcher.serve.body import Record, refuse, sampling_of, take_fields
 from lockstep.launcher.serve.call import UNSUPPORTED, Call, choices_of
-from lockstep.launcher.serve.generation import Event, Generation
-from lockstep.launcher.serve.logprob_shapes import CompletionLogprobs, completion_logprobs
+from lockstep.launcher.serve.generation import Event
+from lockstep.launcher.serve.logprob_shapes import (
+    CompletionLogprobs,
+    Described,
+    completion_logprobs,
+)
+from lockstep.launcher.serve.shape import Shape
 from lockstep.launcher.serve.state import name_of, read_call
-from lockstep.launcher.serve.usage import Usage, usage_of
 from lockstep.launcher.tokenize import AnyTokenizer
 
 _UNSUPPORTED = UNSUPPORTED | {"suffix": ("",)}
@@ -45,85 +46,45 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str | None
 
 
-class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole answer, or a chunk of it."""
-
-    id: str
-    object: str = "text_completion"
-    created: int
-    model: str
-    choices: list[CompletionChoice]
-    usage: Usage | UnsetType = UNSET
-
-
-class CompletionShape:
-    """Writes completions.
+class CompletionChoices:
+    """Choices of completions.
 
     Args:
         echoes: of every choice the text that precedes its answer.
     """
 
-    def __init__(self, model: str, n: int, echoes: list[str]) -> None:
-        self._model = model
-        self._n = n
+    whole_name = chunk_name = "text_completion"
+
+    def __init__(self, echoes: list[str]) -> None:
         self._echoes = echoes
         # Of every choice where the text of its next token begins.
         self._offsets = [len(echo) for echo in echoes]
 
-    def opening(self, generation: Generation) -> list[msgspec.Struct]:
-        echoes = enumerate(self._echoes)
-        return [self._chunk(generation, i, echo) for i, echo in echoes if echo]
+    def openings(self) -> list[msgspec.Struct]:
+        return [self._choice(i, echo) for i, echo in enumerate(self._echoes) if echo]
 
-    def chunk(self, generation: Generation, event: Event, *, usage: bool) -> msgspec.Struct:
+    def part(self, event: Event) -> msgspec.Struct:
         index, piece, reason = event
-        logprobs = self._logprobs(index, piece.logprobs) if piece.logprobs else None
-        chunk = self._chunk(generation, index, piece.text, logprobs, reason)
-        if usage:
-            return msgspec.structs.replace(chunk, usage=usage_of(generation, self._n))
-        return chunk
+        return self._choice(index, piece.text, piece.logprobs or None, reason)
 
-    def usage_chunk(self, generation: Generation) -> msgspec.Struct:
-        return self._completion(generation, [], usage_of(generation, self._n))
+    def whole(self, output: RequestOutput) -> msgspec.Struct:
+        text = self._echoes[output.index] + output.text
+        return self._choice(output.index, text, output.logprobs, output.finish_reason)
 
-    def whole(self, generation: Generation) -> msgspec.Struct:
-        choices = [self._choice(output) for output in generation.outputs()]
-        return self._completion(generation, choices, usage_of(generation, self._n))
+    def _choice(
+        self,
+        index: int,
+        text: str,
+        described: Described | None = None,
+        reason: str | None = None,
+    ) -> CompletionChoice:
+        logprobs = None if described is None else self._logprobs(index, described)
+        return CompletionChoice(index=index, text=text, logprobs=logprobs, finish_reason=reason)
 
-    def _choice(self, output: RequestOutput) -> CompletionChoice:
-        described = output.logprobs
-        return CompletionChoice(
-            index=output.index,
-            text=self._echoes[output.index] + output.text,
-            logprobs=None if described is None else self._logprobs(output.index, described),
-            finish_reason=output.finish_reason,
-        )
-
-    def _logprobs(self, index: int, described: list[dict[str, Any]]) -> CompletionLogprobs:
+    def _logprobs(self, index: int, described: Described) -> CompletionLogprobs:
         logprobs = completion_logprobs(described, self._offsets[index])
         self._offsets[index] += sum(map(len, logprobs.tokens))
         return logprobs
-
-    def _chunk(
-        self,
-        generation: Generation,
-        index: int,
-        text: str,
-        logprobs: CompletionLogprobs | None = None,
-        reason: str | None = None,
-    ) -> Completion:
-        choice = CompletionChoice(index=index, text=text, logprobs=logprobs, finish_reason=reason)
-        return self._completion(generation, [choice], UNSET)
-
-    def _completion(
-        self, generation: Generation, choices: list[CompletionChoice], usage: Usage | UnsetType
-    ) -> Completion:
-        return Completion(
-            id=generation.id,
-            created=generation.created,
-            model=self._model,
-            choices=choices,
-            usage=usage,
-        )
 
 
 async def completions(request: Request) -> Response:
@@ -134,11 +95,11 @@ async def completions(request: Request) -> Response:
     service.card_of(call.model)
     sampling = sampling_of(record)
     if call.echo and "logprobs" in sampling:
-        raise bad_request("echo cannot be combined with logprobs", record)
+        raise bad_request("echo cannot be combined with logprobs", "echo")
     given = [PromptInput(**form, sampling=sampling) for form in _forms(call.prompt)]
     requests = choices_of([await service.prepare(service.completion, p) for p in given], call.n)
     echoes = [_text(each, service.tokenizer) if call.echo else "" for each in requests]
-    shape = CompletionShape(service.card.id, call.n, echoes)
+    shape = Shape(service.card.id, call.n, CompletionChoices(echoes))
     name = name_of(request, call.request_id)
     return Answer(lambda: service.serve("cmpl", requests, name), shape, call.streaming)
 

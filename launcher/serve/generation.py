@@ -9,7 +9,7 @@ from typing import NamedTuple
 from lockstep.comm.messages import AddRequest, TokenDelta
 from lockstep.launcher.outputs import OutputAssembler, Piece, RequestOutput
 from lockstep.launcher.prepare import PreparedRequest
-from lockstep.launcher.serve.api_errors import ApiError, bad_request, internal, unavailable
+from lockstep.launcher.serve.api_errors import ApiError, internal, refused_value, unavailable
 from lockstep.launcher.structured import FIELD
 from lockstep.launcher.tokenize import AnyTokenizer
 
@@ -119,4 +119,4 @@ def _failure(delta: TokenDelta) -> ApiError:
     message = delta.error or "the request failed"
     if delta.engine_ended:
         return unavailable(message)
-    return bad_request(message, (FIELD,)) if delta.bad_request else internal(message)
+    return refused_value(message, (FIELD,)) if delta.bad_request else internal(message)

@@ -17,7 +17,7 @@ from lockstep.launcher.inputs import KINDS, PromptInput
 from lockstep.launcher.metrics.requests import RequestMetrics
 from lockstep.launcher.prepare import PreparedRequest, Preparer
 from lockstep.launcher.serve.admission import Admission
-from lockstep.launcher.serve.api_errors import ApiError, bad_request
+from lockstep.launcher.serve.api_errors import ApiError, refused_value
 from lockstep.launcher.serve.engine_loop import Inbox
 from lockstep.launcher.serve.generation import Generation
 from lockstep.launcher.serve.router import Router
@@ -103,7 +103,7 @@ class Service:
         try:
             return await loop.run_in_executor(pool or self._tokenizing, work)
         except ValueError as error:
-            raise bad_request(str(error), NAMED) from None
+            raise refused_value(str(error), NAMED) from None
 
     @contextmanager
     def serve(

@@ -55,6 +55,6 @@ async def detokenize(request: Request) -> Response:
     for position, token_id in enumerate(call.tokens):
         if not 0 <= token_id < vocab_size:
             message = f"tokens[{position}] must be in [0, {vocab_size}), got {token_id}"
-            raise bad_request(message, ("tokens",))
+            raise bad_request(message, "tokens")
     text = await service.offload(lambda: service.tokenizer.decode(call.tokens))
     return json_response({"prompt": text})
