@@ -92,10 +92,14 @@ class Tokenizer:
         """A fresh one for one request."""
         return IncrementalDetokenizer(self.decode, self._byte_tokens)
 
+    def spell(self, ids: list[int]) -> str:
+        """Text of ids with special tokens as they are written; else as ``decode``."""
+        text: str = self._backend.decode(ids, skip_special_tokens=False)
+        return text
+
     def token_text(self, token_id: int) -> str:
         """Text of one token, special ones included, for showing log-probabilities."""
-        text: str = self._backend.decode([token_id], skip_special_tokens=False)
-        return text
+        return self.spell([token_id])
 
     def token_bytes(self, token_id: int) -> bytes:
         """Bytes of one token, special ones included; they may be part of a character."""
@@ -134,6 +138,9 @@ class NoTokenizer:
         return self.encode(prompt_text)
 
     def decode(self, ids: list[int]) -> str:
+        return ""
+
+    def spell(self, ids: list[int]) -> str:
         return ""
 
     def detokenizer(self) -> IncrementalDetokenizer:

@@ -43,7 +43,7 @@ async def tokenize(request: Request) -> Response:
 
 
 async def detokenize(request: Request) -> Response:
-    """Text of ``tokens``, without special ones.
+    """Text of ``tokens``, special ones included, so that what was tokenized comes back.
 
     Raises:
         ApiError: 400 for ids that the model has not.
@@ -56,5 +56,5 @@ async def detokenize(request: Request) -> Response:
         if not 0 <= token_id < vocab_size:
             message = f"tokens[{position}] must be in [0, {vocab_size}), got {token_id}"
             raise bad_request(message, "tokens")
-    text = await service.offload(lambda: service.tokenizer.decode(call.tokens))
+    text = await service.offload(lambda: service.tokenizer.spell(call.tokens))
     return json_response({"prompt": text})

@@ -334,6 +334,9 @@ def test_text_to_ids_and_back(served: Served) -> None:
     assert ids == {"count": 5, "max_model_len": 512, "tokens": ids_of("hello")}
     assert served.ask("/tokenize", say("hello")).json()["tokens"] == ids_of("[hello]")
     assert served.ask("/detokenize", {"tokens": ids["tokens"]}).json() == {"prompt": "hello"}
+    rendered = served.ask("/tokenize", say("a</s>")).json()["tokens"]
+    assert rendered == [*ids_of("[a"), END, *ids_of("]")]
+    assert served.ask("/detokenize", {"tokens": rendered}).json() == {"prompt": "[a</s>]"}
     assert served.ask("/detokenize", {"tokens": [VOCAB]}).error()["param"] == "tokens"
 
 
