@@ -60,6 +60,8 @@ class OutputAssembler:
             sampling.stop, include_stop=sampling.include_stop_str_in_output
         )
         self._text: list[str] = []
+        # Characters that tokens gave, and those of them that no stop string can take away.
+        self._num_decoded = self._num_certain = 0
         self._token_ids: list[int] = []
         self._logprobs: list[dict[str, Any]] | None = None if sampling.logprobs is None else []
         self.num_cached_tokens = 0
@@ -109,12 +111,15 @@ class OutputAssembler:
 
     def _take(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
         self._token_ids.append(token_id)
-        if self._logprobs is not None and logprobs is not None:
-            self._logprobs.append(self._describe(logprobs))
-        piece = self._detokenizer.push(token_id)
+        begin, piece = self._num_decoded, self._detokenizer.push(token_id)
         # Before min_tokens a stop string is ordinary text, as an end token would be.
         early = len(self._token_ids) <= self._request.sampling.min_tokens
         self._text.append(piece if early else self._matcher.push(piece))
+        self._num_decoded += len(piece)
+        self._num_certain += len(self._text[-1])
+        if self._logprobs is not None and logprobs is not None:
+            offset = min(begin, self._num_certain)
+            self._logprobs.append(self._describe(logprobs) | {"text_offset": offset})
 
     def _finish(self, delta: TokenDelta) -> None:
         if delta.finish_reason is None:

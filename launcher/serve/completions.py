@@ -57,8 +57,6 @@ class CompletionChoices:
 
     def __init__(self, echoes: list[str]) -> None:
         self._echoes = echoes
-        # Of every choice where the text of its next token begins.
-        self._offsets = [len(echo) for echo in echoes]
 
     def openings(self) -> list[msgspec.Struct]:
         return [self._choice(i, echo) for i, echo in enumerate(self._echoes) if echo]
@@ -78,13 +76,8 @@ class CompletionChoices:
         described: Described | None = None,
         reason: str | None = None,
     ) -> CompletionChoice:
-        logprobs = None if described is None else self._logprobs(index, described)
+        logprobs = None if described is None else completion_logprobs(described)
         return CompletionChoice(index=index, text=text, logprobs=logprobs, finish_reason=reason)
-
-    def _logprobs(self, index: int, described: Described) -> CompletionLogprobs:
-        logprobs = completion_logprobs(described, self._offsets[index])
-        self._offsets[index] += sum(map(len, logprobs.tokens))
-        return logprobs
 
 
 async def completions(request: Request) -> Response:

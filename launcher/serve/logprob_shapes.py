@@ -9,7 +9,11 @@ Described = list[dict[str, Any]]
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):
-    """Parallel lists, an entry a token; ``text_offset`` counts characters of the choice's text."""
+    """Parallel lists, an entry a token.
+
+    ``text_offset``: where in the choice's text that of a token begins, in characters. Tokens that
+    are parts of one character all have its place; none lies beyond the text.
+    """
 
     tokens: list[str]
     token_logprobs: list[float]
@@ -34,18 +38,13 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
     content: list[ChatLogprob]
 
 
-def completion_logprobs(described: Described, offset: int) -> CompletionLogprobs:
-    """Of tokens as an ``OutputAssembler`` describes them; the first begins at ``offset``."""
-    tokens = [each["token"] for each in described]
-    offsets = []
-    for token in tokens:
-        offsets.append(offset)
-        offset += len(token)
+def completion_logprobs(described: Described) -> CompletionLogprobs:
+    """Of tokens as an ``OutputAssembler`` describes them."""
     return CompletionLogprobs(
-        tokens=tokens,
+        tokens=[each["token"] for each in described],
         token_logprobs=[each["logprob"] for each in described],
         top_logprobs=[_best(each) for each in described],
-        text_offset=offsets,
+        text_offset=[each["text_offset"] for each in described],
     )
 
 

@@ -198,12 +198,33 @@ def test_logprobs_of_completions(served: Served) -> None:
         "tokens": ["h", "\ufffd", "\ufffd"],
         "token_logprobs": [-0.5] * 3,
         "top_logprobs": [{"h": -0.5}, {"\ufffd": -0.5}, {"\ufffd": -0.5}],
-        "text_offset": [0, 1, 2],
+        "text_offset": [0, 1, 1],
     }
     events = served.ask(COMPLETIONS, call | {"stream": True}).events()
     parts = [event["choices"][0]["logprobs"] for event in events]
     for name, values in whole.items():
         assert [value for part in parts for value in part[name]] == values
+
+
+@pytest.mark.parametrize(
+    ("call", "text", "offsets"),
+    [
+        ({"prompt": f"{SMILE}{SMILE}a"}, f"{SMILE}{SMILE}a", [0, 0, 0, 0, 1, 1, 1, 1, 2]),
+        ({"prompt": [*ids_of("a"), END, *ids_of("b")], "ignore_eos": True}, "ab", [0, 1, 1]),
+        ({"prompt": "a\nb", "stop": "\n\n"}, "a\nb", [0, 1, 2]),
+        ({"prompt": "a<Sb<STOP>c", "stop": "<STOP>"}, "a<Sb", [0, 1, 1, 3, *[4] * 6]),
+    ],
+    ids=["characters of several tokens", "an end token", "held back", "a stop string"],
+)
+def test_offsets_of_tokens_are_places_of_the_text(
+    served: Served, call: dict[str, Any], text: str, offsets: list[int]
+) -> None:
+    call = call | {"logprobs": 0}
+    (whole,) = served.ask(COMPLETIONS, call).json()["choices"]
+    assert (whole["text"], whole["logprobs"]["text_offset"]) == (text, offsets)
+    events = served.ask(COMPLETIONS, call | {"stream": True}).events()
+    parts = [event["choices"][0]["logprobs"]["text_offset"] for event in events]
+    assert parts == [[offset] for offset in offsets]
 
 
 def test_logprobs_of_chat(served: Served) -> None:
