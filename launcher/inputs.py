@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from lockstep.comm.sampling import SamplingParams
+from lockstep.comm.text_check import check_text
 from lockstep.launcher.chat_template import Message
 from lockstep.launcher.strict import convert, suggestion
 from lockstep.launcher.structured import RESPONSE_FORMAT
@@ -110,3 +111,17 @@ def _check_messages(messages: list[Message]) -> None:
             raise ValueError(f"messages[{number}].role: text is needed, got {message.get('role')}")
         if not isinstance(message.get("content"), str | list):
             raise ValueError(f"messages[{number}].content: text or a list of text parts is needed")
+        for place, text in _texts(message):
+            check_text(text, f"messages[{number}].{place}")
+
+
+def _texts(message: Message) -> Iterator[tuple[str, str]]:
+    """What of a message is to be text, by its place there."""
+    content = message["content"]
+    yield "role", message["role"]
+    if isinstance(content, str):
+        yield "content", content
+        return
+    for number, part in enumerate(content):
+        if isinstance(part, dict) and isinstance(part.get("text"), str):
+            yield f"content[{number}].text", part["text"]

@@ -7,6 +7,7 @@ import msgspec
 
 from lockstep.comm.messages import AddRequest, pack_ids
 from lockstep.comm.sampling import SamplingParams
+from lockstep.comm.text_check import check_text
 from lockstep.launcher.inputs import PromptInput
 from lockstep.launcher.strict import convert
 from lockstep.launcher.structured import StructureCheck, take_response_format
@@ -87,6 +88,8 @@ class Preparer:
         assert given.prompt is not None
         if self._raw:
             return given.prompt, self._tokenizer.encode(self._short(given.prompt))
+        # Once it is rendered its characters could no longer be counted as the user does.
+        check_text(given.prompt, "prompt")
         text = self._tokenizer.render_chat([{"role": "user", "content": given.prompt}])
         return given.prompt, self._tokenizer.encode_chat(self._short(text))
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
+from lockstep.comm.text_check import check_text
 from lockstep.launcher.chat_template import ChatTemplate, Message
 from lockstep.launcher.detokenize import IncrementalDetokenizer
 from lockstep.launcher.token_bytes import TokenBytes
@@ -54,6 +55,7 @@ class Tokenizer:
         Raises:
             ValueError: the text holds lone surrogates.
         """
+        check_text(text, "prompt")
         ids = self._encode(text, add_special_tokens=True)
         doubled = self._bos_id is not None and ids[:2] == [self._bos_id] * 2
         if doubled and text.startswith(self._bos_token or ""):
@@ -80,7 +82,12 @@ class Tokenizer:
         return self._template.render([_flatten(message) for message in messages], variables)
 
     def encode_chat(self, prompt_text: str) -> list[int]:
-        """Ids of rendered text; the template has already spelled every special token."""
+        """Ids of rendered text; the template has already spelled every special token.
+
+        Raises:
+            ValueError: the text holds lone surrogates.
+        """
+        check_text(prompt_text, "messages, as the chat template writes them")
         return self._encode(prompt_text, add_special_tokens=False)
 
     def decode(self, ids: list[int]) -> str:
@@ -106,10 +113,6 @@ class Tokenizer:
         return self._token_bytes.of(token_id)
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(f"prompt: no valid Unicode at character {error.start}") from None
         # Only the form for several texts lets other threads run meanwhile.
         (encoding,) = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids

@@ -1,11 +1,13 @@
 """Lines of prompts, and faults 77 and 78: what is no number does not pass for one."""
 
 import json
+import re
 from typing import Any
 
 import pytest
 from byte_model import VOCAB, byte_tokenizer
 
+from lockstep.launcher.chat_template import ChatTemplate
 from lockstep.launcher.inputs import BadInput, Format, PromptInput, parse_json, read_lines
 from lockstep.launcher.prepare import Preparer
 from lockstep.launcher.tokenize import Tokenizer
@@ -140,6 +142,7 @@ def test_fault_78_logit_bias(preparer: Preparer, value: str) -> None:
         ("ignore_eos", "1"),
         ("stop", "[1]"),
         ("stop", '[""]'),
+        ("stop", r'["a", "\ud800"]'),
         ("stop_token_ids", "[-1]"),
         ("stop_token_ids", f"[{VOCAB}]"),
         ("logit_bias", '{"x": 1}'),
@@ -175,5 +178,34 @@ def test_end_ids_and_stop_ids_go_to_the_device(preparer: Preparer) -> None:
 def test_a_prompt_without_tokens_and_lone_surrogates(preparer: Preparer) -> None:
     with pytest.raises(ValueError, match="prompt: it has no tokens"):
         preparer.prepare(PromptInput(prompt=""))
-    with pytest.raises(ValueError, match="prompt: no valid Unicode"):
+    with pytest.raises(ValueError, match="prompt: no valid Unicode at character 1"):
         preparer.prepare(parse_json('{"prompt": "a\\ud800"}'))
+
+
+def test_a_lone_surrogate_is_counted_in_what_was_given_and_not_in_what_a_template_made() -> None:
+    template = ChatTemplate("before {{ messages[0]['content'] }}{{ more }}", {})
+    tokenizer = Tokenizer(byte_tokenizer(), bos_token=None, template=template)
+    preparer = Preparer(tokenizer, vocab_size=VOCAB, end_ids=(), defaults={}, max_model_len=99)
+    with pytest.raises(ValueError, match="^prompt: no valid Unicode at character 1$"):
+        preparer.prepare(PromptInput(prompt="a\ud800"))
+    message = {"role": "user", "content": "hi"}
+    given = PromptInput(messages=[message], template_variables={"more": "\ud800"})
+    written = "messages, as the chat template writes them: no valid Unicode at character 9"
+    with pytest.raises(ValueError, match=f"^{written}$"):
+        preparer.prepare(given)
+
+
+@pytest.mark.parametrize(
+    ("message", "place"),
+    [
+        ({"role": "\udfff", "content": "hi"}, "role: no valid Unicode at character 0"),
+        ({"role": "user", "content": "hi\ud800"}, "content: no valid Unicode at character 2"),
+        (
+            {"role": "user", "content": ["?", {"text": "ok"}, {"text": "b\ud800"}]},
+            "content[2].text: no valid Unicode at character 1",
+        ),
+    ],
+)
+def test_a_lone_surrogate_of_messages_has_its_place(message: dict[str, Any], place: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"messages[1].{place}")):
+        PromptInput(messages=[{"role": "user", "content": "hi"}, message])
