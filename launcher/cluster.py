@@ -31,9 +31,8 @@ def start_ray_engine(
     ends with the engine. ``worker_type`` and ``make_driver`` replace the real ones in tests.
 
     Raises:
-        LaunchError: the cluster refuses the connection.
         PlacementError: no room in ``placement_timeout_seconds``, or a replica on several hosts.
-        StartError: a rank failed; names it and its reason.
+        StartError: the cluster cannot be joined, or a rank failed; names it and its reason.
     """
     _warn_of_foreign_variables()
     if "ray" not in sys.modules:

@@ -31,6 +31,6 @@ class EngineDead(LaunchError):
 
 
 class StartError(LaunchError):
-    """A rank failed before it could serve: the model, memory, or a capture."""
+    """No rank can serve: the model, memory, a capture, or a Ray that cannot be joined."""
 
     exit_code = 5

@@ -14,7 +14,7 @@ from typing import Any
 import ray
 from ray.exceptions import AuthenticationError
 
-from lockstep.launcher.errors import LaunchError
+from lockstep.launcher.errors import StartError
 from lockstep.launcher.guard import MARK, Guard
 
 _REACH_S = 5.0
@@ -62,7 +62,7 @@ def open_session(*, num_ranks: int, device: str) -> RaySession:
     """Use the Ray this process is connected to, else that of RAY_ADDRESS, else start one.
 
     Raises:
-        LaunchError: the cluster refuses the connection, or none could be started.
+        StartError: nothing answers at RAY_ADDRESS, or the cluster refuses the connection.
     """
     if ray.is_initialized():
         return RaySession(connected_here=False, is_local=False)
@@ -76,8 +76,8 @@ def open_session(*, num_ranks: int, device: str) -> RaySession:
             context: Any = ray.init(logging_level=logging.WARNING, log_to_driver=True, **options)
     except BaseException as error:
         session.close()
-        if isinstance(error, AuthenticationError):
-            raise LaunchError(_refusal(address, error)) from error
+        if isinstance(error, AuthenticationError | ConnectionError):
+            raise StartError(_refusal(address, error)) from error
         raise
     if session.is_local:
         session.claim(context.address_info["session_dir"])
@@ -92,7 +92,7 @@ def _check_reachable(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), _REACH_S).close()
     except OSError as error:
-        raise LaunchError(f"RAY_ADDRESS={address}: nothing answers there: {error}") from None
+        raise StartError(f"RAY_ADDRESS={address}: nothing answers there: {error}") from None
 
 
 def _local_options(num_ranks: int, device: str) -> dict[str, Any]:
@@ -118,16 +118,27 @@ def _marked(env: MutableMapping[str, str], mark: str) -> Iterator[None]:
 
 @contextmanager
 def _own_sigterm_handler() -> Iterator[None]:
-    """Ray replaces the handler of whoever embeds it; put that back."""
+    """Ray replaces the handler of whoever embeds it; put that back, whatever becomes of the start.
+
+    Until then Ray leaves a SIGTERM by a SystemExit with the signal's number: the handler that was
+    there is told of it.
+    """
     before = signal.getsignal(signal.SIGTERM)
-    yield
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, before)
+    terminated = False
+    try:
+        yield
+    except SystemExit as left:
+        terminated = left.code == signal.SIGTERM
+        if not terminated:
+            raise
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
+    if terminated:
+        signal.raise_signal(signal.SIGTERM)
 
 
 def _refusal(address: str | None, error: Exception) -> str:
-    return (
-        f"Ray at {address or 'this host'} refuses the connection: {error}\n"
-        "  export RAY_AUTH_MODE=token\n"
-        "  ray get-auth-token --generate"
-    )
+    """One line: the cause of a ConnectionError is a traceback as text, which ends with a reason."""
+    reason = str(error.__cause__ or error).strip().splitlines()[-1]
+    return f"Ray at {address or 'this host'} cannot be joined: {reason}"

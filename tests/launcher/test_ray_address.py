@@ -1,10 +1,17 @@
-"""An address at which no cluster is."""
+"""Connections to Ray that fail, or that a signal ends. No Ray is started."""
 
+import os
+import signal
 import socket
+from collections.abc import Iterator
+from typing import Any, NoReturn
 
 import pytest
+import ray
 
-from lockstep.launcher.errors import LaunchError
+from lockstep.launcher.cli import Termination
+from lockstep.launcher.errors import StartError
+from lockstep.launcher.guard import MARK
 from lockstep.launcher.ray_session import open_session
 
 
@@ -15,5 +22,57 @@ def test_an_address_where_nothing_answers_is_named_at_once(
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     monkeypatch.setenv("RAY_ADDRESS", f"{prefix}127.0.0.1:{port}")
-    with pytest.raises(LaunchError, match=f"RAY_ADDRESS={prefix}127.0.0.1:{port}: nothing answers"):
+    with pytest.raises(StartError, match=f"RAY_ADDRESS={prefix}127.0.0.1:{port}: nothing answers"):
         open_session(num_ranks=1, device="cpu")
+
+
+@pytest.fixture
+def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """RAY_ADDRESS, where something listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        name = f"127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", name)
+        yield name
+
+
+def test_a_wrong_token_is_one_line_with_rays_reason(
+    monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    reason = "ray.exceptions.AuthenticationError: RPC error: InvalidAuthToken: it is incorrect"
+
+    def refuse(**options: Any) -> NoReturn:
+        raise ConnectionError("Failed to connect to Ray cluster") from RuntimeError(
+            f"Failed to connect to GCS. Last connection error: Traceback:\n  File ...\n{reason}\n"
+        )
+
+    monkeypatch.setattr(ray, "init", refuse)
+    with pytest.raises(StartError) as refused:
+        open_session(num_ranks=1, device="cpu")
+    assert str(refused.value) == f"Ray at {address} cannot be joined: {reason}"
+
+
+def terminate(runtime_env: object) -> NoReturn:
+    """Called by Ray on its way up, when it has its own handler of SIGTERM."""
+    signal.raise_signal(signal.SIGTERM)
+    raise AssertionError("Ray went on after a SIGTERM")
+
+
+@pytest.fixture
+def terminated() -> Iterator[Termination]:
+    """The command's own handler."""
+    handler = Termination()
+    before = signal.signal(signal.SIGTERM, handler)
+    yield handler
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_a_sigterm_while_ray_starts_is_for_the_handler_that_was_there(
+    monkeypatch: pytest.MonkeyPatch, terminated: Termination
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_RUNTIME_ENV_HOOK", f"{__name__}.terminate")
+    with pytest.raises(KeyboardInterrupt):
+        open_session(num_ranks=1, device="cpu")
+    assert terminated.came
+    assert signal.getsignal(signal.SIGTERM) is terminated
+    assert MARK not in os.environ
