@@ -177,7 +177,8 @@ def test_a_workspace_refuses_more_rows_than_it_has() -> None:
 def test_what_shows_in_a_sum_does_not_follow_from_the_number_of_rows() -> None:
     for group_pad, head_pad, element_size in ((16, 128, 2), (16, 128, 4), (64, 256, 2)):
         shapes = [
-            decode_attention._shape(group_pad, head_pad, element_size, rows) for rows in (1, 8, 999)
+            decode_attention._launch(group_pad, head_pad, element_size, rows)
+            for rows in (1, 8, 999)
         ]
         assert len({shape["TILE"] for shape in shapes}) == 1
 
@@ -186,7 +187,8 @@ def test_programs_fill_the_device_and_stop_at_the_chunks_there_are() -> None:
     workspace = DecodeWorkspace.create(256, 16, 8, 128, torch.device("cpu"))
     workspace = replace(workspace, num_sms=132)
     assert workspace.num_programs(1, 40960) == 32
-    assert workspace.num_programs(1, 300) == 3
+    assert workspace.num_programs(8, 40960) == 4
+    assert workspace.num_programs(1, 100) == 2
     assert workspace.num_programs(256, 40960) == 1
 
 

@@ -11,12 +11,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# A context up to WHOLE is one chunk: adding two up takes longer than reading one after the other.
-WHOLE = 256
+# Least tokens of a chunk: of contexts up to SHORT, and of longer ones.
+SHORT = 512
+SHORT_CHUNK = 64
 MIN_CHUNK = 128
-PROGRAMS_PER_SM = 4
+PROGRAMS_PER_SM = 2
 # Chunks whose partial results are on their way together.
-_AT_ONCE: tl.constexpr = tl.constexpr(4)
+_AT_ONCE: tl.constexpr = tl.constexpr(8)
+
+
+@triton.jit
+def chunk_length(
+    context, TILE: tl.constexpr, SHORT: tl.constexpr, SHORT_CHUNK: tl.constexpr,
+    MIN_CHUNK: tl.constexpr, MAX_CHUNKS: tl.constexpr,
+):  # fmt: skip
+    """Tokens of every chunk but the last."""
+    least = tl.where(context <= SHORT, SHORT_CHUNK, MIN_CHUNK)
+    return tl.maximum(tl.cdiv(tl.cdiv(context, MAX_CHUNKS), TILE) * TILE, least)
 
 
 @triton.jit
@@ -70,6 +81,16 @@ def max_chunks(num_kv_heads: int) -> int:
     return min(64, max(8, wanted))
 
 
+def cutting(num_kv_heads: int) -> dict[str, int]:
+    """What ``chunk_length`` is compiled with."""
+    return {
+        "SHORT": SHORT,
+        "SHORT_CHUNK": SHORT_CHUNK,
+        "MIN_CHUNK": MIN_CHUNK,
+        "MAX_CHUNKS": max_chunks(num_kv_heads),
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class DecodeWorkspace:
     """Partial results of at most ``max_rows`` rows; allocated once, before any capture.
@@ -99,9 +120,9 @@ class DecodeWorkspace:
     def num_programs(self, num_rows: int, max_context_len: int) -> int:
         """Programs a row and kv head; a choice of speed alone, no result depends on it."""
         num_kv_heads = self.arrivals.shape[1]
-        most = min(max_chunks(num_kv_heads), -(-max_context_len // MIN_CHUNK))
-        wanted = -(-PROGRAMS_PER_SM * self.num_sms // (num_rows * num_kv_heads))
-        return max(1, min(most, wanted))
+        most = min(max_chunks(num_kv_heads), -(-max_context_len // SHORT_CHUNK))
+        wanted = PROGRAMS_PER_SM * self.num_sms // (num_rows * num_kv_heads)
+        return max(1, min(most, 1 << wanted.bit_length() >> 1))
 
     def check(self, num_rows: int) -> None:
         limit = self.arrivals.shape[0]

@@ -14,40 +14,21 @@ import triton.language as tl
 from torch import Tensor
 
 from lockstep.worker.forward import AttentionMetadata
-from lockstep.worker.kernels.chain import chained, fetch, follow
+from lockstep.worker.kernels.chain import chained, follow
 from lockstep.worker.kernels.chunks import (
-    MIN_CHUNK,
-    WHOLE,
     DecodeWorkspace,
-    max_chunks,
+    chunk_length,
+    cutting,
     merge,
     merge_chunks,
 )
 from lockstep.worker.kernels.prefill_attention import LOG2_E, NO_WINDOW
 from lockstep.worker.kernels.store_kv import cache_strides
 
-_MANY_ROWS = 32
-_LINE_BYTES = 128
+_MANY_ROWS = 64
 # Columns of a dot that stands for a sum; keys of one that stands for one key's.
 _SUM_COLUMNS: tl.constexpr = tl.constexpr(8)
 _NUM_KEYS: tl.constexpr = tl.constexpr(16)
-
-
-@triton.jit
-def _fetch_chunk(
-    k_cache_ptr, v_cache_ptr, table_ptr, begin, end,
-    BLOCK_STRIDE: tl.constexpr, TOKEN_STRIDE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr, LINE: tl.constexpr, AHEAD: tl.constexpr,
-):  # fmt: skip
-    """Ask for at most ``AHEAD`` tokens of a head, from ``begin`` on, to be brought into L2."""
-    position = begin + tl.arange(0, AHEAD)
-    block_ids = _block_ids(table_ptr, position, end, BLOCK_SIZE)
-    places = _places(block_ids, position, BLOCK_STRIDE, TOKEN_STRIDE, BLOCK_SIZE)
-    LINES: tl.constexpr = (HEAD_PAD + LINE - 1) // LINE
-    lines = tl.arange(0, LINES) * LINE
-    wanted = (position < end)[:, None] & (lines < HEAD_DIM)[None, :]
-    fetch(k_cache_ptr + places[:, None] + lines[None, :], wanted)
-    fetch(v_cache_ptr + places[:, None] + lines[None, :], wanted)
 
 
 @triton.jit
@@ -89,8 +70,8 @@ def _decode_attention_kernel(
     BLOCK_STRIDE: tl.constexpr, TOKEN_STRIDE: tl.constexpr, HEAD_STRIDE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
     GROUP_PAD: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr,
-    TILE: tl.constexpr, WHOLE: tl.constexpr, MIN_CHUNK: tl.constexpr, MAX_CHUNKS: tl.constexpr,
-    LINE: tl.constexpr, AHEAD: tl.constexpr, TOKEN_IS_ROW: tl.constexpr, CHAINED: tl.constexpr,
+    TILE: tl.constexpr, SHORT: tl.constexpr, SHORT_CHUNK: tl.constexpr, MIN_CHUNK: tl.constexpr,
+    MAX_CHUNKS: tl.constexpr, TOKEN_IS_ROW: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     num_programs = tl.num_programs(0)
@@ -98,8 +79,7 @@ def _decode_attention_kernel(
     row = tl.program_id(2).to(tl.int64)
     context = tl.load(context_lens_ptr + row, cache_modifier=".cg")
     begin = tl.maximum(context - window, 0)
-    chunk_len = tl.cdiv(tl.cdiv(context - begin, MAX_CHUNKS), TILE) * TILE
-    chunk_len = tl.maximum(chunk_len, tl.where(context - begin <= WHOLE, WHOLE, MIN_CHUNK))
+    chunk_len = chunk_length(context - begin, TILE, SHORT, SHORT_CHUNK, MIN_CHUNK, MAX_CHUNKS)
     num_chunks = tl.cdiv(context - begin, chunk_len)
     token = row
     if not TOKEN_IS_ROW:
@@ -112,13 +92,9 @@ def _decode_attention_kernel(
     table_ptr = block_table_ptr + row * table_row
     k_cache_ptr += kv_head * HEAD_STRIDE
     v_cache_ptr += kv_head * HEAD_STRIDE
-    if CHAINED:
-        if AHEAD > 0:
-            _fetch_chunk(
-                k_cache_ptr, v_cache_ptr, table_ptr, first,
-                tl.where(program < num_chunks, tl.minimum(first + chunk_len, end), 0),
-                BLOCK_STRIDE, TOKEN_STRIDE, BLOCK_SIZE, HEAD_DIM, HEAD_PAD, LINE, AHEAD,
-            )  # fmt: skip
+    # The ids of a tile's blocks are always asked for a tile ahead.
+    tile = tl.arange(0, TILE)
+    block_ids = _block_ids(table_ptr, first + tile, end, BLOCK_SIZE)
     follow(CHAINED)
     if program >= num_chunks:
         return
@@ -140,22 +116,25 @@ def _decode_attention_kernel(
     ones = tl.full([TILE, _SUM_COLUMNS], 1.0, q.dtype)
     first_head = row * (NUM_KV_HEADS * GROUP) + kv_head * GROUP
     part = (first_head + heads) * MAX_CHUNKS
+    workers = tl.minimum(num_programs, num_chunks)
+    highest = tl.full([GROUP_PAD], float("-inf"), tl.float32)
+    total = tl.zeros([GROUP_PAD], tl.float32)
+    acc = tl.zeros([GROUP_PAD, HEAD_PAD], tl.float32)
     for chunk in range(program, num_chunks, num_programs):
         chunk_begin = begin + chunk * chunk_len
         chunk_end = tl.minimum(chunk_begin + chunk_len, end)
         part_max = tl.full([GROUP_PAD], float("-inf"), tl.float32)
         part_sums = tl.zeros([GROUP_PAD, _SUM_COLUMNS], tl.float32)
         part_acc = tl.zeros([GROUP_PAD, HEAD_PAD], tl.float32)
-        # The ids of a tile's blocks are loaded a tile ahead.
-        position = chunk_begin + tl.arange(0, TILE)
-        block_ids = _block_ids(table_ptr, position, chunk_end, BLOCK_SIZE)
         for tile_begin in range(chunk_begin, chunk_end, TILE):
-            position = tile_begin + tl.arange(0, TILE)
+            position = tile_begin + tile
             # Dead slots are never loaded: 0 x NaN would leak through a mask on the scores.
             live = position < chunk_end
             places = _places(block_ids, position, BLOCK_STRIDE, TOKEN_STRIDE, BLOCK_SIZE)
             places = places[:, None] + dims[None, :]
-            block_ids = _block_ids(table_ptr, position + TILE, chunk_end, BLOCK_SIZE)
+            next_chunk = chunk_begin + num_programs * chunk_len
+            next_begin = tl.where(tile_begin + TILE < chunk_end, tile_begin + TILE, next_chunk)
+            block_ids = _block_ids(table_ptr, next_begin + tile, end, BLOCK_SIZE)
             tile_mask = live[:, None] & dim_ok[None, :]
             k = tl.load(k_cache_ptr + places, mask=tile_mask, other=0.0)
             v = tl.load(v_cache_ptr + places, mask=tile_mask, other=0.0)
@@ -174,9 +153,8 @@ def _decode_attention_kernel(
         part_max, part_sum, part_acc = merge(
             part_max, part_sum, part_acc, new_score, 1.0, new_v.to(tl.float32)[None, :]
         )
-        if num_chunks == 1:
-            result = (part_acc / part_sum[:, None]).to(out_ptr.dtype.element_ty)
-            tl.store(out_ptr + token * OUT_ROW + column, result, mask=mask)
+        if workers == 1:
+            highest, total, acc = merge(highest, total, acc, part_max, part_sum, part_acc)
         else:
             tl.store(part_max_ptr + part + chunk, part_max, mask=head_ok)
             tl.store(part_sum_ptr + part + chunk, part_sum, mask=head_ok)
@@ -187,12 +165,15 @@ def _decode_attention_kernel(
     new_place = (slot // BLOCK_SIZE) * BLOCK_STRIDE + (slot % BLOCK_SIZE) * TOKEN_STRIDE
     tl.store(k_cache_ptr + new_place + dims, new_k, mask=newest)
     tl.store(v_cache_ptr + new_place + dims, new_v, mask=newest)
-    if num_chunks > 1:
+    if workers == 1:
+        result = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
+        tl.store(out_ptr + token * OUT_ROW + column, result, mask=mask)
+    else:
         # All threads' partial results come before the one thread's release below.
         tl.debug_barrier()
         counter = arrivals_ptr + row * NUM_KV_HEADS + kv_head
         arrived = tl.atomic_add(counter, 1, sem="acq_rel")
-        if arrived == tl.minimum(num_programs, num_chunks) - 1:
+        if arrived == workers - 1:
             tl.store(counter, 0)
             merge_chunks(
                 out_ptr + token * OUT_ROW + kv_head * GROUP * HEAD_DIM,
@@ -203,17 +184,16 @@ def _decode_attention_kernel(
             )  # fmt: skip
 
 
-def _shape(group_pad: int, head_pad: int, element_size: int, num_rows: int) -> dict[str, int]:
-    """The tile follows from the cache alone, since it shows in the sum; nothing else does.
+def _launch(group_pad: int, head_pad: int, element_size: int, num_rows: int) -> dict[str, int]:
+    """The tile is one for all, since it shows in the sum; warps, stages and registers do not.
 
-    Few rows have a multiprocessor to themselves. Many rows keep it busier with programs of a warp,
-    whose threads hold 255 registers at most.
+    Many rows fill a multiprocessor with eight programs at a time, which leaves a thread of two
+    warps 128 registers: what does not fit lies outside the loop over tiles.
     """
-    tile = {"TILE": 32}
-    if num_rows < _MANY_ROWS:
-        return {**tile, "num_warps": 4, "num_stages": 3, "AHEAD": 256}
     fits = group_pad * head_pad <= 2048 and element_size == 2
-    return {**tile, "num_warps": 1 if fits else 4, "num_stages": 2, "AHEAD": 64}
+    if num_rows < _MANY_ROWS or not fits:
+        return {"TILE": 32, "num_warps": 4, "num_stages": 3}
+    return {"TILE": 32, "num_warps": 2, "num_stages": 2, "maxnreg": 128}
 
 
 def decode_attention(
@@ -253,8 +233,7 @@ def decode_attention(
         Q_ROW=q.stride(0), K_ROW=k.stride(0), V_ROW=v.stride(0), OUT_ROW=out.stride(0),
         **cache_strides(k_cache), BLOCK_SIZE=k_cache.shape[1], NUM_KV_HEADS=num_kv_heads,
         GROUP=group, GROUP_PAD=group_pad, HEADS=triton.next_power_of_2(group),
-        HEAD_DIM=head_dim, HEAD_PAD=head_pad, WHOLE=WHOLE, MIN_CHUNK=MIN_CHUNK,
-        MAX_CHUNKS=max_chunks(num_kv_heads), LINE=_LINE_BYTES // q.element_size(),
+        HEAD_DIM=head_dim, HEAD_PAD=head_pad, **cutting(num_kv_heads),
         TOKEN_IS_ROW=metadata.is_decode(num_tokens),
-        **_shape(group_pad, head_pad, q.element_size(), num_rows), **chained(),
+        **_launch(group_pad, head_pad, q.element_size(), num_rows), **chained(),
     )  # fmt: skip
