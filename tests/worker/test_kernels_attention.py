@@ -309,13 +309,13 @@ def test_batches_of_all_sizes_use_the_kernels_of_the_workers_warm_up() -> None:
         _attend(case, window)
 
     with compilations() as at_start:
-        schedule = ScheduleConfig(max_num_seqs=40, max_num_batched_tokens=80, max_model_len=900)
+        schedule = ScheduleConfig(max_num_seqs=80, max_num_batched_tokens=160, max_model_len=900)
         for query_lens, longest in warm_up_lens(schedule):
             attend(query_lens, query_lens, longest=longest)
     # For few rows and for many, in decode form and not.
     assert sum("decode_attention" in name for name in at_start) == 4
     with compilations() as later:
-        for rows in (1, 2, 3, 8, 16, 17, 40):
+        for rows in (1, 2, 3, 8, 16, 17, 40, 64, 80):
             attend([1] * rows, [17 * row + 1 for row in range(rows)])
             attend([5] * rows, [17 * row + 5 for row in range(rows)], window=16)
         attend([1, 0, 1], [16, 1, 33])
