@@ -1,7 +1,7 @@
-"""The chunks of a context: what each leaves behind, and how the last one adds them up. Triton.
+"""The chunks of a context: what each leaves behind, and how they are added up. Triton.
 
-How a context is cut follows from its length alone, so the answer depends neither on the number of
-programs that share its chunks nor on the batch.
+How a context is cut follows from its length alone, and all sums of chunks go through ``merge``, in
+order. So the answer depends neither on the number of programs that share them nor on the batch.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ def chunk_length(
 def merge(highest, total, acc, other_highest, other_total, other_acc):
     """Softmax over the keys of both: maxima [heads], sums [heads], weighted values [heads, dims].
 
-    Fused by hand, so that the compiler rounds alike for any number of warps.
+    Fused by hand: the compiler might round one use of it otherwise than another.
     """
     new_highest = tl.maximum(highest, other_highest)
     own = tl.exp2(highest - new_highest)

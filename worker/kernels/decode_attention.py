@@ -1,12 +1,13 @@
 """Decode attention, one query a row, over the block table, split along the context. CUDA, Triton.
 
-``num_programs`` programs share the chunks of a row and kv head (``chunks``). A context of several
-chunks leaves a partial result of each, and the program that arrives last adds them up in order. So
-the grid can be fixed when a graph is captured: programs without a chunk leave at once.
+``num_programs`` programs share the chunks of a row and kv head (``chunks``). Where one program has
+them all it adds them up as it goes. Otherwise each chunk leaves a partial result, and the program
+that arrives last adds them up, in the same order and by the same operations. So the grid can be
+fixed when a graph is captured: programs without a chunk leave at once.
 
-The key and value of this step come from registers and are stored to their slot on the way. What
-the step's first kernel wrote, and so the keys and values of older tokens, is asked for before the
-kernel ahead, which rotates the queries, has ended.
+The key and value of this step come from registers and are stored to their slot on the way. Lengths
+and block ids, which the first kernel of a step writes, are read before the kernel ahead of this
+one, which rotates queries and keys, has ended.
 """
 
 import triton
