@@ -12,10 +12,9 @@ from lockstep.parallel.placement import TorchLinear
 from lockstep.worker.kernels.activation import silu_and_mul
 from lockstep.worker.kernels.few_rows import FewRows
 from lockstep.worker.kernels.linear_tiles import (
-    GATED_ROWS,
     MAX_ROWS,
-    PLAIN_ROWS,
     Tiles,
+    most_rows,
 )
 from lockstep.worker.kernels.normed_row import normed_row
 from lockstep.worker.kernels.one_row import one_row
@@ -73,12 +72,12 @@ class KernelLinear:
         self._torch = TorchLinear()
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        if self._few_rows.serves(x, weight) and x.shape[0] <= PLAIN_ROWS:
+        if self._are_few(x, weight, gated=False):
             return self._few_rows(x, weight, bias)
         return F.linear(x, weight, bias)
 
     def gated(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        if self._few_rows.serves(x, weight) and x.shape[0] <= GATED_ROWS:
+        if self._are_few(x, weight, gated=True):
             return self._few_rows.gated(x, weight, bias)
         if torch.compiler.is_compiling():  # makes a kernel of its own
             return self._torch.gated(x, weight, bias)
@@ -101,6 +100,11 @@ class KernelLinear:
             return normed_row(x, residual, norm, weight, bias, gated=True)
         normed, total = norm.add(x, residual)
         return self.gated(normed, weight, bias), total
+
+    def _are_few(self, x: Tensor, weight: Tensor, *, gated: bool) -> bool:
+        # The rows are looked at last: torch.compile would compile for what it sees compared.
+        serves = self._few_rows.serves(x, weight)
+        return serves and x.shape[0] <= most_rows(weight.numel(), gated=gated)
 
     def _is_one_row(self, x: Tensor, weight: Tensor) -> bool:
         return self._few_rows.serves(x, weight) and x.shape[0] == 1

@@ -6,9 +6,9 @@ Fitted to times on an H200, which docs/performance.md has.
 from dataclasses import dataclass
 
 MAX_ROWS = 128
-# More rows are left to cuBLAS.
-PLAIN_ROWS = 16
-GATED_ROWS = 16
+# More rows are left to cuBLAS, but with a gated weight of at least so many elements.
+FEW_ROWS = 64
+HUGE_WEIGHT = 1 << 26
 
 MULTIPROCESSORS = 132
 # Programs that are enough to read weights at full speed, and the shortest sum worth adding up for
@@ -19,9 +19,9 @@ LONG_PART = 2048
 # What programs may fetch before the kernel ahead has ended. Too much of it takes bandwidth from the
 # kernel that runs, and a large weight keeps the device busy from kernel to kernel anyway.
 LINE = 64  # elements
-ONE_ROW_AHEAD = 256  # elements of each row of a small weight; of a large one, a line
+ONE_ROW_AHEAD = 128  # elements of each row of a small weight; of a large one, a line
 SMALL_WEIGHT = 1 << 23  # elements
-FEW_ROWS_AHEAD = 4 << 20  # bytes, over all programs
+FEW_ROWS_AHEAD = 2 << 20  # bytes, over all programs
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,11 @@ class Tiles:
     splits: int = 1
     num_warps: int = 4
     num_stages: int = 3
+
+
+def most_rows(num_elements: int, *, gated: bool) -> int:
+    """Rows up to which our kernels are faster than cuBLAS, for a weight of so many elements."""
+    return MAX_ROWS if gated and num_elements >= HUGE_WEIGHT else FEW_ROWS
 
 
 def lanes_of(num_rows: int) -> int:
@@ -64,9 +69,10 @@ def few_rows_tiles(out_size: int, in_size: int, lanes: int, *, gated: bool) -> T
     num_tiles = -(-out_size // 64)
     if not gated:
         return Tiles(64, 256 if lanes <= 32 else 128, _splits(num_tiles, in_size), num_stages=4)
-    if lanes > 32:
+    if lanes == MAX_ROWS:
         return Tiles(64, 64)
-    return Tiles(64, 128, num_stages=4 if num_tiles <= MULTIPROCESSORS else 3)
+    deep = lanes <= 32 and num_tiles <= MULTIPROCESSORS
+    return Tiles(64, 128, num_stages=4 if deep else 3)
 
 
 def _splits(num_tiles: int, in_size: int) -> int:
