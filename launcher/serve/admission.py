@@ -35,6 +35,7 @@ class Admission:
         self.in_flight = 0
         self.waiting_tokens = 0
         self.num_refused = 0
+        self.num_ended = 0
         self.queue_seconds = queue_seconds
         self._queued_tokens = queued_tokens
 
@@ -117,6 +118,7 @@ class Admitted:
 
     def leave(self) -> None:
         self._admission.in_flight -= self._count
+        self._admission.num_ended += self._count
         self._admission.waiting_tokens -= sum(self._waiting.values())
 
 

@@ -20,6 +20,7 @@ from lockstep.launcher.serve.admission import create_admission
 from lockstep.launcher.serve.api_errors import unavailable
 from lockstep.launcher.serve.app import create_app
 from lockstep.launcher.serve.collector import IdleCollector
+from lockstep.launcher.serve.drain import Drain
 from lockstep.launcher.serve.engine_loop import EngineLoop, Inbox
 from lockstep.launcher.serve.http_server import HttpServer
 from lockstep.launcher.serve.listen import listening_socket, url_of
@@ -48,7 +49,7 @@ def serve(config: LaunchConfig, options: ServeOptions, start_engine: StartEngine
         with listening_socket(options) as sock:
             return server.run(sock)
     except KeyboardInterrupt:
-        # Asked to stop while loading.
+        _say("asked to stop while loading")
         return 0
 
 
@@ -116,12 +117,13 @@ class _Server:
         def deliver(deltas: list[TokenDelta]) -> None:
             http.call(lambda: service.router.deliver(deltas))
 
+        drain = Drain(self._stopping, service.admission, _say)
+
         def finished() -> bool:
             if not http.alive:
                 raise LaunchError("the HTTP server has ended")
-            stopping, running = self._stopping, service.admission.in_flight
             collector.note(http.num_calls)
-            return stopping.overdue or (stopping.asked and not running)
+            return drain.over()
 
         last_words = "the server is shutting down"
         try:

@@ -21,12 +21,16 @@ class Stopping:
     Args:
         inbox: of the engine's thread, which is woken.
         timeout_s: what running requests get to finish.
+
+    ``signal_name``: of the first signal. ``hurried``: a second one has come.
     """
 
     def __init__(self, life: Life, inbox: Inbox, timeout_s: float) -> None:
         self._life = life
         self._inbox = inbox
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
+        self.signal_name = ""
+        self.hurried = False
         self._asked_at: float | None = None
         self._deadline = math.inf
 
@@ -37,6 +41,12 @@ class Stopping:
     @property
     def overdue(self) -> bool:
         return time.monotonic() >= self._deadline
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds since the first signal, which has come."""
+        assert self._asked_at is not None
+        return time.monotonic() - self._asked_at
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -53,10 +63,11 @@ class Stopping:
         if state is State.DEAD:
             return
         if self._asked_at is None:
-            self._asked_at, self._deadline = now, now + self._timeout_s
+            self.signal_name = signal.Signals(number).name
+            self._asked_at, self._deadline = now, now + self.timeout_s
             self._life.drain()
         elif now - self._asked_at > _SAME_SIGNAL_S:
-            self._deadline = now
+            self._deadline, self.hurried = now, True
         self._inbox.put(None)
         if state is State.LOADING:
             # Leaves the start by way of its finally blocks; Ray would swallow a SystemExit.

@@ -3,6 +3,7 @@
 Its engine is a fake one but without Ray.
 """
 
+import re
 import signal
 import socket
 import sys
@@ -48,7 +49,7 @@ def drain(folder: Path, model: str) -> Seen:
         seen |= {"health": server.ask("/health")[0], "ongoing": not any(one.done for one in four)}
         for one in four:
             one.join(120)
-        return seen | {"streams": four, "code": server.ended()}
+        return seen | {"streams": four, "code": server.ended(), "log": server.stderr}
 
 
 def run_out_of_time(folder: Path, model: str) -> Seen:
@@ -57,7 +58,8 @@ def run_out_of_time(folder: Path, model: str) -> Seen:
         two = streams(server, 2, max_tokens=500)
         began = time.monotonic()
         server.root.send_signal(signal.SIGTERM)
-        return {"code": server.ended(), "seconds": time.monotonic() - began, "streams": two}
+        seen = {"code": server.ended(), "seconds": time.monotonic() - began, "streams": two}
+        return seen | {"log": server.stderr}
 
 
 def second_signal(folder: Path, model: str) -> Seen:
@@ -71,7 +73,8 @@ def second_signal(folder: Path, model: str) -> Seen:
         assert server.ask("/ready")[0] == 503
         began = time.monotonic()
         server.root.send_signal(signal.SIGTERM)
-        return {"code": server.ended(), "seconds": time.monotonic() - began, "streams": two}
+        seen = {"code": server.ended(), "seconds": time.monotonic() - began, "streams": two}
+        return seen | {"log": server.stderr}
 
 
 def while_loading(folder: Path, model: str) -> Seen:
@@ -80,7 +83,7 @@ def while_loading(folder: Path, model: str) -> Seen:
         seen = {"ready": server.ask("/ready"), "health": server.ask("/health")[0]}
         seen["call"] = server.ask("/v1/completions", {"prompt": "x"})
         server.root.send_signal(signal.SIGTERM)
-        return seen | {"code": server.ended()}
+        return seen | {"code": server.ended(), "log": server.stderr}
 
 
 def drain_under_torchrun(folder: Path, model: str) -> Seen:
@@ -143,6 +146,21 @@ def test_what_may_not_finish_ends_with_one_error_and_in_time(seen: Any, case: An
         assert 0 < len(one.text) < 500
 
 
+@pytest.mark.parametrize(
+    ("case", "began", "ended"),
+    [
+        (drain, "SIGTERM: .*; 4 may finish within 60 s", "4 ended"),
+        (run_out_of_time, "SIGTERM: .*; 2 may .* 0.5 s", "0 ended, 2 aborted at the timeout"),
+        (second_signal, "SIGINT: .*; 2 may .* 30 s", "0 ended, 2 aborted at a second signal"),
+    ],
+)
+def test_the_log_tells_what_a_signal_leaves_and_what_comes_of_it(
+    seen: Any, case: Any, began: str, ended: str
+) -> None:
+    end = rf"lockstep: {began}\nlockstep: drained in [\d.]+ s: {ended}\n$"
+    assert re.search(end, seen[case]["log"]), seen[case]["log"]
+
+
 def test_under_torchrun_running_requests_finish_too(seen: Any) -> None:
     stopped = seen[drain_under_torchrun]
     for one in stopped["streams"]:
@@ -179,6 +197,7 @@ def test_while_loading_the_port_is_open_and_the_stage_is_told(seen: Any) -> None
     status, body = loading["call"]
     assert status == 503 and "weights" in body["error"]["message"]
     assert loading["code"] == 0
+    assert loading["log"].endswith("lockstep: asked to stop while loading\n")
 
 
 def test_a_taken_port_is_an_error_at_once(seen: Any) -> None:
