@@ -201,13 +201,14 @@ class StopWorkers(msgspec.Struct, frozen=True, tag="stop"):
 class GraphCost(msgspec.Struct, frozen=True, array_like=True):
     """What capturing one descriptor took; 0 bytes where nobody counts.
 
-    ``uniform_query_len`` is 0 for mixed batches.
+    ``uniform_query_len`` is 0 for mixed batches; ``num_graphs`` are its parts, each a graph.
     """
 
     num_tokens: int
     uniform_query_len: int
     seconds: float
     num_bytes: int
+    num_graphs: int
 
 
 # Producer: tp_rank 0 of a replica (every rank under --verify-agreement). Consumer: Scheduler.
@@ -264,9 +265,9 @@ class SumTimes(msgspec.Struct, frozen=True, array_like=True):
 class WorkerReady(msgspec.Struct, frozen=True, tag="ready"):
     """``num_blocks`` includes block 0 and is already the least of the lockstep group.
 
-    ``graph_costs`` are in the order of capture; ``num_late_graphs`` more sizes are captured while
-    serving. ``all_reduce`` is the table by which the ranks of a replica sum, ``sum_times`` what it
-    was chosen by.
+    ``graph_costs`` are in the order of capture, ``num_graphs`` their graphs; ``num_late_graphs``
+    more sizes are captured while serving. ``all_reduce`` is the table by which the ranks of a
+    replica sum, ``sum_times`` what it was chosen by.
     """
 
     global_rank: int

@@ -29,7 +29,7 @@ class EngineSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_graphs(self) -> int:
-        """Graphs captured on each rank (the same on all)."""
+        """Graphs that each rank captured before it could serve (the same on all)."""
         return self.ready[0].num_graphs
 
 

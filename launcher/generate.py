@@ -21,6 +21,7 @@ from lockstep.launcher.prepare import Preparer
 from lockstep.launcher.printer import AnswerPrinter
 from lockstep.launcher.resolve import Resolved, asked_mode
 from lockstep.launcher.session import Progressed, Submission, in_order
+from lockstep.launcher.start_report import num_graphs
 
 STDIN = "-"
 
@@ -202,8 +203,8 @@ def _watched(events: Iterator[Progressed], totals: Totals) -> Iterator[RequestOu
 def summarize(resolved: Resolved, engine: EngineClient, totals: Totals) -> str:
     """Two lines: what ran, and what it did."""
     parallel = resolved.worker.parallel
-    how = engine.summary()
-    preemptions = sum(replica.num_preemptions for replica in engine.stats().replicas)
+    how, stats = engine.summary(), engine.stats()
+    preemptions = sum(replica.num_preemptions for replica in stats.replicas)
     preempted = f", {preemptions} preemptions" if preemptions else ""
     seconds = max(totals.seconds, 1e-9)
     failed = f" ({totals.failed} failed)" if totals.failed else ""
@@ -212,7 +213,7 @@ def summarize(resolved: Resolved, engine: EngineClient, totals: Totals) -> str:
     return (
         f"{how.ranks} ranks (tp {parallel.tp_size} x dp {parallel.dp_size}) on "
         f"{resolved.device} through {how.launcher}, graph mode {how.graph_mode}{asked}, "
-        f"{how.num_graphs} graphs captured on each\n"
+        f"{num_graphs(how, stats)} graphs captured on each\n"
         f"{totals.requests} requests{failed}, {totals.prompt_tokens} prompt tokens, "
         f"{totals.new_tokens} new tokens in {seconds:.1f} s: "
         f"{totals.new_tokens / seconds:.1f} tokens/s{preempted}\n"

@@ -81,7 +81,7 @@ def _manifest(dispatcher: Dispatcher) -> Iterator[str]:
         return
     digest = manifest.digest()[:_DIGEST_SHOWN]
     count = len(manifest.entries)
-    yield f"manifest      {count} graphs, digest {digest}..., captured largest first:"
+    yield f"manifest      {count} entries, digest {digest}..., captured largest first:"
     for run_mode in (RunMode.PIECEWISE, RunMode.FULL):
         yield from _captures(run_mode, dispatcher.descriptors(run_mode))
     if len(dispatcher.lora_cases) > 1:

@@ -43,6 +43,13 @@ def late_report(summary: EngineSummary, stats: SchedulerStats) -> list[str]:
     ]
 
 
+def num_graphs(summary: EngineSummary, stats: SchedulerStats) -> str:
+    """How many each rank has by now; "14 to 24" if some replicas have captured more than others."""
+    late = [sum(cost.num_graphs for cost in each.late_graphs) for each in stats.replicas] or [0]
+    counts = sorted({min(late), max(late)})
+    return " to ".join(str(summary.num_graphs + count) for count in counts)
+
+
 def _late(replica: int, costs: Sequence[GraphCost], wanted: int, ready: WorkerReady) -> str:
     seconds = sum(cost.seconds for cost in costs)
     took = sum(cost.num_bytes for cost in costs) / _MIB

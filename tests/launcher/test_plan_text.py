@@ -46,7 +46,7 @@ def test_everything_is_on_the_page(shown) -> None:
         "mixed sizes   51: 1, 2, 4, 8..256 by 8, 272..512 by 16\n",
         "decode sizes  35: 1, 2, 4, 8..256 by 8\n",
         "eager         mixed batches above 512 tokens\n",
-        "manifest      86 graphs, digest ",
+        "manifest      86 entries, digest ",
         "PIECEWISE (any batch): 512..256 by 16, 248..8 by 8, 4, 2, 1\n",
         "FULL (decode, 1 a request): 256..8 by 8, 4, 2, 1\n",
         "batch         9 tokens (9 requests of 1) runs FULL\n",

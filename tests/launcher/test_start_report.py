@@ -1,5 +1,6 @@
 """The lines that a user sees after a start."""
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -9,7 +10,7 @@ from launched import answers, generate_arguments, run_here
 from lockstep.comm.messages import GraphCost, MemoryReport, SumTimes, WorkerReady
 from lockstep.launcher.engine import EngineSummary
 from lockstep.launcher.local import start_inline_engine
-from lockstep.launcher.start_report import late_report, start_report
+from lockstep.launcher.start_report import late_report, num_graphs, start_report
 from lockstep.worker.schedule.histogram import empty_histogram
 from lockstep.worker.schedule.stats import ReplicaStats, SchedulerStats
 
@@ -18,7 +19,7 @@ PARTS = {
     "weights": 2 * GIB, "workspaces": GIB // 2, "graphs": GIB // 4, "communication": 0,
     "kv_cache": 100 * GIB, "before_start": GIB // 2, "driver": 0,
 }  # fmt: skip
-COSTS = [GraphCost(8, 1, 1.25, 200 * MIB), GraphCost(4, 0, 0.5, 56 * MIB)]
+COSTS = [GraphCost(8, 1, 1.25, 200 * MIB, 4), GraphCost(4, 0, 0.5, 56 * MIB, 2)]
 READY = WorkerReady(
     0, 1, "host", "cuda:0", 700, "FULL", 6, {"load": 9.0, "capture": 2.0},
     MemoryReport(parts=PARTS, total=140 * GIB, budget=126 * GIB), COSTS,
@@ -88,6 +89,7 @@ def test_what_comes_later_is_announced_and_then_told_with_its_cost() -> None:
         f"replica 0 captured 2 of 3 sizes while serving, in 1.75 s, which took 256.0 MiB {kept}",
         f"replica 1 captured 1 of 3 sizes while serving, in 0.50 s, which took 56.0 MiB {kept}",
     ]
+    assert num_graphs(summary, counts) == "8 to 12"
     on_cpu = changed(ready, memory=MemoryReport(parts={}))
     assert late_report(EngineSummary(launcher="test", ready=[on_cpu] * 2), counts)[1] == (
         "replica 1 captured 1 of 3 sizes while serving, in 0.50 s"
@@ -105,5 +107,13 @@ def test_generate_with_lazy_capture_gives_the_same_answers(
     run_here([*arguments, "--capture", "lazy"], start_inline_engine)
     assert answers(tmp_path) == eager and len(eager[0]) == 60
     told = capsys.readouterr().err
+    # The next three of the manifest are in segments, of which two layers make three.
+    assert f", {_graphs_at_start(told) + 3 * 3} graphs captured on each\n" in told
     assert "lockstep: 8 more sizes are captured while serving\n" in told
     assert "lockstep: replica 0 captured 3 of 8 sizes while serving, in " in told
+
+
+def _graphs_at_start(told: str) -> int:
+    found = re.search(r": (\d+) graphs of \d+ sizes\n", told)
+    assert found is not None
+    return int(found[1])

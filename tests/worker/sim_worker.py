@@ -76,7 +76,7 @@ class SimReplica:
             self.captured.append(plan.capture)
             return StepResult(
                 plan.epoch, plan.step_id, self.dp_rank, 0, b"", b"",
-                captured=GraphCost(plan.capture, 1, 0.5, 100),
+                captured=GraphCost(plan.capture, 1, 0.5, 100, 4),
             )  # fmt: skip
         self._apply(replica)
         self._check_ownership(replica)

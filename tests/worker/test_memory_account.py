@@ -118,7 +118,7 @@ def test_an_estimate_fills_the_budget_and_its_error_is_told(counted: Device) -> 
     block = memory.cache.layout.block_bytes
     assert memory.cache.num_blocks == (200 * MIB - used - estimate) // block
     counted.taken |= {"workspaces": 90 * MIB + memory.num_bytes, "pool": MIB}
-    costs = [GraphCost(8, 1, 0.1, MIB)]
+    costs = [GraphCost(8, 1, 0.1, MIB, 4)]
     rank.fill(memory, costs, [])
     report = rank.report(memory, costs)
     assert report.estimate_error == estimate - MIB and report.budget == 200 * MIB

@@ -35,7 +35,7 @@ def test_the_budget_is_what_is_left_of_the_promise() -> None:
 def test_more_graphs_cost_as_much_as_the_last_of_their_kind_and_never_nothing() -> None:
     mib = 1 << 20
     costs = [(8, 0, 90), (4, 0, 7), (8, 1, 30), (4, 1, 0)]
-    captured = [GraphCost(tokens, query_len, 0.1, size * mib) for tokens, query_len, size in costs]
+    captured = [GraphCost(tokens, length, 0.1, size * mib, 1) for tokens, length, size in costs]
     mixed, decode = BatchDescriptor(2, None, 0), BatchDescriptor(2, 2, 1)
     assert bytes_of_more_graphs(captured, [mixed, mixed]) == 14 * mib
     assert bytes_of_more_graphs(captured, [mixed, decode, decode]) == (7 + 1 + 1) * mib

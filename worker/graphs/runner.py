@@ -117,7 +117,13 @@ class GraphRunner:
     def costs(self) -> list[GraphCost]:
         """What each descriptor took, in the order of capture."""
         return [
-            GraphCost(key.num_tokens, key.uniform_query_len, record.seconds, record.num_bytes)
+            GraphCost(
+                key.num_tokens,
+                key.uniform_query_len,
+                record.seconds,
+                record.num_bytes,
+                len(record.parts),
+            )
             for key, record in self._records.items()
         ]
 
