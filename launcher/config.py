@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from lockstep.launcher.errors import ConfigError
+from lockstep.launcher.files import check_readable
 from lockstep.launcher.strict import convert
 from lockstep.parallel.config import DpLockstep
 from lockstep.worker.config import CaptureTime, GraphModeName
@@ -119,8 +120,7 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = 0
 
     def __post_init__(self) -> None:
-        if self.enforce_eager and self.cudagraph_mode not in (None, "NONE"):
-            raise ValueError(f"enforce_eager excludes cudagraph_mode={self.cudagraph_mode}")
+        check_eager(self.enforce_eager, self.cudagraph_mode)
         if not self.async_scheduling and self.run_ahead:
             raise ValueError(f"run_ahead={self.run_ahead} needs async_scheduling")
 
@@ -129,6 +129,12 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """What clients may call the model; the first is what it calls itself."""
         named = self.served_model_name or self.model
         return (named,) if isinstance(named, str) else named
+
+
+def check_eager(enforce_eager: bool, cudagraph_mode: GraphModeName | None) -> None:
+    """Raises ValueError if both are asked for: no graphs, and graphs."""
+    if enforce_eager and cudagraph_mode not in (None, "NONE"):
+        raise ValueError(f"enforce_eager excludes cudagraph_mode={cudagraph_mode}")
 
 
 class NoSettings(msgspec.Struct, frozen=True):
@@ -145,6 +151,7 @@ def read_toml(path: Path, beside: type[msgspec.Struct] = NoSettings) -> dict[str
         ConfigError: the file cannot be read, is not TOML, or has a key or value that cannot be;
             names the file.
     """
+    check_readable("--config", path)
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
         settings = {key.replace("-", "_"): value for key, value in data.items()}

@@ -1,9 +1,21 @@
-"""Files that a command is told to write, checked before work begins."""
+"""Files that a command is told to read or write, checked before work begins."""
 
 import os
 from pathlib import Path
 
 from lockstep.launcher.errors import ConfigError
+
+
+def check_readable(flag: str, path: Path) -> None:
+    """Refuse what is no file; a pipe is one.
+
+    Raises:
+        ConfigError: names the flag and the file.
+    """
+    if not path.exists():
+        raise ConfigError(f"{flag} {path}: there is no such file")
+    if path.is_dir():
+        raise ConfigError(f"{flag} {path}: it is a folder")
 
 
 def check_writable(flag: str, path: Path) -> None:

@@ -73,13 +73,19 @@ def _options(field: inspect.Field, text: str) -> dict[str, Any]:
     if isinstance(type_, inspect.BoolType):
         return options | {"action": argparse.BooleanOptionalAction}
     if isinstance(type_, inspect.LiteralType):
-        return options | {"choices": type_.values}
+        return options | _choice([str(value) for value in type_.values])
     if isinstance(type_, inspect.UnionType):
         # One text or several of them, which follow one flag.
         return options | {"action": "extend", "nargs": "+", "metavar": "TEXT"}
     if isinstance(type_, inspect.VarTupleType):
         return options | _repeated(_unwrap(type_.item_type)[0])
     return options | _scalar(type_)
+
+
+def _choice(names: list[str]) -> dict[str, Any]:
+    """One of these, in any case."""
+    meant = {name.casefold(): name for name in names}
+    return {"choices": names, "type": lambda text: meant.get(text.casefold(), text)}
 
 
 def _repeated(item: inspect.Type) -> dict[str, Any]:

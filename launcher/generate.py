@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from lockstep.launcher.engine import EngineClient
 from lockstep.launcher.errors import ConfigError
-from lockstep.launcher.files import check_writable
+from lockstep.launcher.files import check_readable, check_writable
 from lockstep.launcher.front_end import FrontEnd
 from lockstep.launcher.graph_stats import print_graph_stats, write_batch_histogram
 from lockstep.launcher.inputs import BadInput, Format, PromptInput, read_lines
@@ -69,10 +69,8 @@ def check_options(options: GenerateOptions) -> None:
     if options.prompts and options.prompts_file is not None:
         raise ConfigError("prompts given both as arguments and as --prompts-file")
     source = _source(options)
-    if source is not None and not source.exists():
-        raise ConfigError(f"--prompts-file {source}: there is no such file")
-    if source is not None and source.is_dir():
-        raise ConfigError(f"--prompts-file {source}: it is a folder")
+    if source is not None:
+        check_readable("--prompts-file", source)
     if options.output is not None:
         _check_output(Path(options.output), source)
     if options.batch_histogram is not None:

@@ -38,7 +38,8 @@ def plan_graphs(options: PlanOptions) -> PlannedGraphs:
     Raises:
         ValueError: names the field, the value and the limit.
     """
-    requested = requested_mode(options.cudagraph_mode, options.optimization_level)
+    mode = "NONE" if options.enforce_eager else options.cudagraph_mode
+    requested = requested_mode(mode, options.optimization_level)
     resolved = resolve_mode(requested, _support(options), options.query_len, options.split_points)
     sizes, cap = options.cudagraph_capture_sizes, options.max_cudagraph_capture_size
     grid = _grid(options, resolved.mode, sizes, cap)
@@ -135,9 +136,10 @@ def _proposal(text: str, grid: Grid) -> Proposal:
         raise ValueError(f"agree takes TOKENS:KIND with kind D, M, E, I or Z, got {text!r}")
     num_tokens, kind = int(found[1]), found[2]
     if kind in "IZ":
-        idle = grid.query_len if kind == "I" else 0
-        if num_tokens not in (0, idle):
-            raise ValueError(f"agree {text}: tokens without work must be 0 or {idle}")
+        allowed = (0, grid.query_len) if kind == "I" else (0,)
+        if num_tokens not in allowed:
+            few = " or ".join(map(str, allowed))
+            raise ValueError(f"agree {text}: tokens without work must be {few}")
         return Proposal(0, 0, grid.query_len, 0, RunMode.FULL)
     if not 1 <= num_tokens <= grid.max_num_batched_tokens:
         limit = grid.max_num_batched_tokens

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from lockstep.launcher import flags
 from lockstep.launcher.arguments import Parser
-from lockstep.launcher.config import Count, OptimizationLevel
+from lockstep.launcher.config import Count, OptimizationLevel, check_eager
 from lockstep.launcher.strict import convert
 from lockstep.worker.config import GraphModeName
 from lockstep.worker.graphs.grid import PerformanceMode
@@ -19,6 +19,7 @@ SUMMARY = "show which graphs a configuration captures and what padding costs; ne
 
 SupportName = Literal["NEVER", "UNIFORM_SINGLE_TOKEN_DECODE", "UNIFORM_BATCH", "ALWAYS"]
 _NotNegative = Annotated[int, Meta(ge=0)]
+_BELOW_ZERO = re.compile(r"-\d+:\w*")
 _CAPABILITY = re.compile(r"(\d{1,2})\.(\d)")
 
 
@@ -45,6 +46,7 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
     cudagraph_mode: Annotated[
         GraphModeName | None, _help("which steps are graphs (default FULL_AND_PIECEWISE)")
     ] = None
+    enforce_eager: Annotated[bool, _help("no graphs")] = False
     optimization_level: Annotated[
         OptimizationLevel | None, _help("0 to 3: the mode where --cudagraph-mode does not say it")
     ] = None
@@ -92,6 +94,7 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
     plot: Annotated[str | None, _help("draw the waste to a PNG file; needs matplotlib")] = None
 
     def __post_init__(self) -> None:
+        check_eager(self.enforce_eager, self.cudagraph_mode)
         if self.attention_backend and self.attention_support:
             raise ValueError(
                 f"attention_backend {self.attention_backend} excludes "
@@ -141,6 +144,9 @@ def read_options(argv: Sequence[str]) -> PlanOptions:
     Raises:
         ValueError: names the field or flag, its value and the limit.
     """
+    # argparse would take it for a flag.
+    for text in filter(_BELOW_ZERO.fullmatch, argv):
+        raise ValueError(f"agree takes TOKENS:KIND with tokens of at least 0, got {text!r}")
     parser = Parser(prog="lockstep plan", description=SUMMARY, allow_abbrev=False)
     flags.add_flags(parser, PlanOptions, skip=("agree",))
     parser.add_argument(

@@ -212,7 +212,7 @@ def test_requests_in_flight_are_bounded(model: str, tmp_path: Path) -> None:
         (["a", "--max-concurrency", "0"], "max_concurrency must be at least 1, got 0"),
         (["a", "-tp", "0"], "tensor_parallel_size: expected `int` >= 1"),
         (["a", "--max-model-len", "513"], "at most the model's 512, got 513"),
-        (["a", "--config", "/does/not/exist.toml"], "exist.toml"),
+        (["a", "--config", "/does/not/exist.toml"], "exist.toml: there is no such file\n"),
     ],
 )
 def test_what_cannot_work_is_refused_before_the_start(

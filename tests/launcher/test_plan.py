@@ -174,6 +174,8 @@ def test_modes_come_from_the_level_and_from_the_backend(plan) -> None:
     assert [resolved(f"-O{level}") for level in range(4)] == [
         "NONE", "PIECEWISE", "FULL_AND_PIECEWISE", "FULL_AND_PIECEWISE",
     ]  # fmt: skip
+    assert resolved("--enforce-eager") == "NONE"
+    assert resolved("--cudagraph-mode", "piecewise") == "PIECEWISE"
     full = ("--cudagraph-mode", "FULL", "--attention-backend")
     assert resolved(*full, "flash_attn_3") == "FULL"
     assert resolved(*full, "flash_attn_2") == "FULL_AND_PIECEWISE"
@@ -202,7 +204,8 @@ def test_warnings_name_what_has_no_graph(plan) -> None:
             "--cudagraph-capture-sizes 1 8 --max-cudagraph-capture-size 9",
             ["--max-cudagraph-capture-size", "9", "8"],
         ),
-        ("--cudagraph-mode full", ["--cudagraph-mode", "'full'", "FULL_DECODE_ONLY"]),
+        ("--cudagraph-mode whole", ["--cudagraph-mode", "'whole'", "FULL_DECODE_ONLY"]),
+        ("--enforce-eager --cudagraph-mode full", ["--enforce-eager", "--cudagraph-mode=FULL"]),
         (
             "--cudagraph-mode FULL --attention-support NEVER",
             ["--cudagraph-mode FULL", "NEVER"],
@@ -225,7 +228,9 @@ def test_warnings_name_what_has_no_graph(plan) -> None:
         ("--agree 5:Q", ["--agree", "'5:Q'", "D, M, E, I or Z"]),
         ("--agree 257:D", ["--agree 257:D", "--max-num-seqs=256"]),
         ("--agree 9000:M", ["--agree 9000:M", "--max-num-batched-tokens=8192"]),
-        ("--agree 2:I", ["--agree 2:I", "1"]),
+        ("--agree 2:I", ["--agree 2:I", "0 or 1"]),
+        ("--agree 5:D 1:Z", ["--agree 1:Z: tokens without work must be 0\n"]),
+        ("--agree 5:D -1:D", ["--agree", "at least 0, got '-1:D'"]),
         ("--max-graphs 4", ["--max-graphs 4", "--histogram"]),
         ("--fast", ["--fast"]),
         ("--max-num-seq 4", ["--max-num-seq"]),
