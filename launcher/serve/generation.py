@@ -26,7 +26,7 @@ class Generation:
     """What is made of one call. Lives in the HTTP thread.
 
     Args:
-        id: of the answer, unique in this server.
+        answer_id: unique in this server.
         name: what the client calls it; it need not be unique.
         requests: one a choice, in order.
         on_event: is told the choice of each event.
@@ -36,18 +36,18 @@ class Generation:
 
     def __init__(
         self,
-        id: str,
+        answer_id: str,
         requests: Sequence[PreparedRequest],
         tokenizer: AnyTokenizer,
         on_event: Callable[[int], None],
         *,
         name: str | None = None,
     ) -> None:
-        self.id = id
-        self.name = name or id
+        self.id = answer_id
+        self.name = name or answer_id
         self.created = int(time.time())
         self.num_completion_tokens = 0
-        self._requests = {f"{id}-{index}": request for index, request in enumerate(requests)}
+        self._requests = {f"{answer_id}-{index}": request for index, request in enumerate(requests)}
         self._assemblers = {
             req_id: OutputAssembler(index, request, tokenizer)
             for index, (req_id, request) in enumerate(self._requests.items())

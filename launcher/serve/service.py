@@ -114,10 +114,10 @@ class Service:
         Raises:
             ApiError: 503 if the server is full or ends. One that waits for too long fails.
         """
-        id = f"{prefix}-{secrets.token_hex(16)}"
+        answer_id = f"{prefix}-{secrets.token_hex(16)}"
         lengths = [len(request.prompt_ids) for request in requests]
         with self.admission.admit(lengths) as admitted:
-            generation = Generation(id, requests, self.tokenizer, admitted.begin, name=name)
+            generation = Generation(answer_id, requests, self.tokenizer, admitted.begin, name=name)
             with admitted.deadline(generation.fail), self.router.serve(generation):
                 yield generation
 
