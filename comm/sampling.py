@@ -5,7 +5,6 @@ import math
 import msgspec
 
 from lockstep.comm.structured import StructuredOutputs
-from lockstep.comm.text_check import check_text
 
 MAX_LOGIT_BIAS = 300
 MAX_LOGPROBS = 20
@@ -90,9 +89,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def _check_stops(self) -> None:
         limit = f"at most {MAX_STOP_STRINGS} non-empty strings"
         _require(len(self.stop) <= MAX_STOP_STRINGS and all(self.stop), "stop", self.stop, limit)
-        # What cannot be encoded would break the plan that it travels in, and all others in that.
-        for position, stop in enumerate(self.stop):
-            check_text(stop, f"stop[{position}]")
         limit = f"at most {MAX_STOP_IDS} ids of at least 0"
         ids = self.stop_token_ids
         ok = len(ids) <= MAX_STOP_IDS and all(0 <= i < 2**31 for i in ids)

@@ -11,10 +11,10 @@ from typing import Any, Literal
 import msgspec
 
 from lockstep.comm.sampling import SamplingParams
-from lockstep.comm.text_check import check_text
 from lockstep.launcher.chat_template import Message
 from lockstep.launcher.strict import convert, suggestion
 from lockstep.launcher.structured import RESPONSE_FORMAT
+from lockstep.launcher.text_check import check_text
 
 Format = Literal["auto", "text", "jsonl"]
 KINDS = ("prompt", "messages", "prompt_token_ids")

@@ -7,10 +7,10 @@ import msgspec
 
 from lockstep.comm.messages import AddRequest, pack_ids
 from lockstep.comm.sampling import SamplingParams
-from lockstep.comm.text_check import check_text
 from lockstep.launcher.inputs import PromptInput
 from lockstep.launcher.strict import convert
 from lockstep.launcher.structured import StructureCheck, take_response_format
+from lockstep.launcher.text_check import check_text
 from lockstep.launcher.tokenize import AnyTokenizer, Tokenizer
 
 

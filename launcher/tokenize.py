@@ -7,9 +7,9 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
-from lockstep.comm.text_check import check_text
 from lockstep.launcher.chat_template import ChatTemplate, Message
 from lockstep.launcher.detokenize import IncrementalDetokenizer
+from lockstep.launcher.text_check import check_text
 from lockstep.launcher.token_bytes import TokenBytes
 from lockstep.worker.weights.gguf_metadata import open_gguf
 from lockstep.worker.weights.gguf_tokenizer import tokenizer_files
