@@ -5,7 +5,7 @@ from typing import TypeVar
 import msgspec
 
 from lockstep.comm.errors import WireError
-from lockstep.comm.messages import WIRE_VERSION, FrontEndMessage, PlanMessage, ResultMessage
+from lockstep.comm.messages import WIRE_VERSION, PlanMessage, ResultMessage
 
 _T = TypeVar("_T")
 _PREFIX = bytes([WIRE_VERSION])
@@ -13,7 +13,6 @@ _PREFIX = bytes([WIRE_VERSION])
 _encoder = msgspec.msgpack.Encoder()
 _plans: msgspec.msgpack.Decoder[PlanMessage] = msgspec.msgpack.Decoder(PlanMessage)
 _results: msgspec.msgpack.Decoder[ResultMessage] = msgspec.msgpack.Decoder(ResultMessage)
-_front_end: msgspec.msgpack.Decoder[FrontEndMessage] = msgspec.msgpack.Decoder(FrontEndMessage)
 
 
 def encode(message: msgspec.Struct) -> bytes:
@@ -29,11 +28,6 @@ def decode_plan(data: bytes) -> PlanMessage:
 def decode_result(data: bytes) -> ResultMessage:
     """Read the worker -> scheduler channel. Raises WireError if the bytes are not a message."""
     return _decode(_results, data)
-
-
-def decode_front_end(data: bytes) -> FrontEndMessage:
-    """Read the front end -> scheduler channel. Raises WireError if the bytes are no message."""
-    return _decode(_front_end, data)
 
 
 def _decode(decoder: "msgspec.msgpack.Decoder[_T]", data: bytes) -> _T:

@@ -1,6 +1,5 @@
 """A rank in a child process of this one: the process, and its parent's hold on it."""
 
-import logging
 import multiprocessing
 import os
 import signal
@@ -18,8 +17,6 @@ from lockstep.launcher.placement import LOOPBACK
 from lockstep.launcher.processes import die_with_parent
 from lockstep.launcher.rank_host import RankHost
 from lockstep.worker.config import WorkerConfig
-
-logger = logging.getLogger(__name__)
 
 # A fresh interpreter: CUDA does not survive a fork.
 _context = multiprocessing.get_context("spawn")

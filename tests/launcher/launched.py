@@ -8,9 +8,10 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from inline_engine import start_inline_engine
+
 from lockstep.launcher.cli import guarded
 from lockstep.launcher.front_end import StartEngine
-from lockstep.launcher.local import start_inline_engine
 
 NONCE = "LAUNCHED_TEST"
 CONFIG = """{

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from byte_model import write_byte_model
 from fake_engine import FakeEngine
+from inline_engine import start_inline_engine
 
 from lockstep.comm.messages import DeviceTimes, unpack_ids
 from lockstep.launcher.bench_engine import engines
@@ -18,7 +19,6 @@ from lockstep.launcher.bench_prefill.numbers import PrefillReport, PrefillRow
 from lockstep.launcher.bench_prefill.options import parse
 from lockstep.launcher.bench_prefill.runs import measure_all
 from lockstep.launcher.cli import main
-from lockstep.launcher.local import start_inline_engine
 
 CHUNK, REPETITIONS = 32, 2
 SPANS = [(1, 2), (2, 5)]

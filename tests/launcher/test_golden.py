@@ -4,11 +4,11 @@ from typing import Any
 
 import golden
 import pytest
+from inline_engine import start_inline_engine
 from pairwise import Case, all_cases, pairs, pairwise
 
 from lockstep.comm.sampling import SamplingParams
 from lockstep.launcher.llm import LLM
-from lockstep.launcher.local import start_inline_engine
 
 COVER = pairwise(golden.AXES)
 # Only a full pool needs answers in full length.

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from byte_model import write_byte_model
+from inline_engine import start_inline_engine
 
 from lockstep.launcher.cli import guarded
 from lockstep.launcher.graph_stats import graph_table
-from lockstep.launcher.local import start_inline_engine
 from lockstep.worker.graphs.mode import RunMode
 from lockstep.worker.schedule.stats import GraphUse
 

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from inline_engine import InlineEngine
 from launch_cases import resolved_config
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
@@ -15,7 +16,6 @@ from lockstep.launcher.errors import PlacementError
 from lockstep.launcher.front_link import Attach, Begin, Leave, Stage, decode_link, encode_link
 from lockstep.launcher.host_engine import HostEngine
 from lockstep.launcher.in_flight import InFlight
-from lockstep.launcher.local import InlineEngine
 from lockstep.launcher.ray_engine import RayEngine
 from lockstep.launcher.ray_member import describe
 from lockstep.launcher.reserve import Reservation

@@ -9,9 +9,9 @@ import pytest
 from byte_model import END, write_byte_model
 from exposed import Exposed
 from fake_engine import FakeEngine
+from inline_engine import start_inline_engine
 from served import Served, Visit, ask, serving
 
-from lockstep.launcher.local import start_inline_engine
 from lockstep.launcher.metrics.requests import RequestClock, RequestMetrics
 from lockstep.launcher.serve.options import ServeOptions
 from lockstep.worker.schedule.histogram import empty_histogram

@@ -9,10 +9,10 @@ import pytest
 from byte_model import write_byte_model
 from exposed import Exposed
 from hostile import COMPLETIONS, HostileCall, dropped_calls, hostile_calls
+from inline_engine import start_inline_engine
 from served import Reply, Served, Visit, ask, serving
 from torch import Tensor
 
-from lockstep.launcher.local import start_inline_engine
 from lockstep.launcher.serve.options import ServeOptions
 from lockstep.parallel.embedding import VocabParallelEmbedding
 

@@ -9,11 +9,11 @@ import pytest
 from byte_model import write_byte_model
 from exposed import Exposed
 from fake_engine import FakeEngine, HeldEngine
+from inline_engine import InlineEngine, start_inline_engine
 from served import Reply, Served, Visit, ask, await_true, gather, serving
 
 from lockstep.comm.messages import TokenDelta
 from lockstep.launcher.engine import Progress
-from lockstep.launcher.local import InlineEngine, start_inline_engine
 from lockstep.launcher.resolve import Resolved
 from lockstep.launcher.serve.admission import Admission
 from lockstep.launcher.serve.options import ServeOptions

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from inline_engine import start_inline_engine
 from launched import answers, generate_arguments, run_here
 
 from lockstep.comm.messages import GraphCost, MemoryReport, SumTimes, WorkerReady
 from lockstep.launcher.engine import EngineSummary
-from lockstep.launcher.local import start_inline_engine
 from lockstep.launcher.start_report import late_report, num_graphs, start_report
 from lockstep.worker.schedule.histogram import empty_histogram
 from lockstep.worker.schedule.stats import ReplicaStats, SchedulerStats

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from byte_model import END, VOCAB, byte_tokenizer, write_byte_model
 from fake_engine import FakeEngine
+from inline_engine import start_inline_engine
 from launch_cases import resolved_config
 from served import Served, serving
 from token_backends import byte_fallback, byte_level
@@ -25,7 +26,6 @@ from lockstep.launcher.generate import prepare_all
 from lockstep.launcher.grammars import create_compiler
 from lockstep.launcher.inputs import BadInput, parse_json, read_lines
 from lockstep.launcher.llm import LLM
-from lockstep.launcher.local import start_inline_engine
 from lockstep.launcher.prepare import Preparer
 from lockstep.launcher.tokenize import NoTokenizer, Tokenizer, load_tokenizer
 from lockstep.worker.grammars import grammar

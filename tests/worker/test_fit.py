@@ -1,14 +1,24 @@
 """Fitted sizes against every choice there is."""
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from itertools import combinations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.worker.graphs.fit import fit_sizes, padded_tokens
+from lockstep.worker.graphs.fit import fit_sizes
 
 histograms = st.dictionaries(st.integers(1, 40), st.integers(1, 9), min_size=1, max_size=9)
+
+
+def padded_tokens(histogram: dict[int, int], sizes: Sequence[int]) -> int:
+    """Tokens computed for nobody when each batch takes the next of ``sizes``."""
+    return sum(
+        steps * (sizes[bisect_left(sizes, num_tokens)] - num_tokens)
+        for num_tokens, steps in histogram.items()
+    )
 
 
 def best_of_all(histogram: dict[int, int], max_sizes: int) -> int:

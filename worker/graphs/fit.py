@@ -1,20 +1,7 @@
 """Captured sizes fitted to the batches that came: an exact dynamic program (pure, no torch)."""
 
-from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import accumulate
-
-
-def padded_tokens(histogram: Mapping[int, int], sizes: Sequence[int]) -> int:
-    """Tokens computed for nobody when each batch takes the next of ``sizes``, which ascend.
-
-    Args:
-        histogram: steps by num_tokens, none above the last size.
-    """
-    return sum(
-        steps * (sizes[bisect_left(sizes, num_tokens)] - num_tokens)
-        for num_tokens, steps in histogram.items()
-    )
 
 
 def fit_sizes(histogram: Mapping[int, int], max_sizes: int) -> tuple[int, ...]:
