@@ -66,16 +66,19 @@ class Reservation:
         name, ours = self.resource, {group.id.hex() for group in self.groups}
         per_node = _per_node(name)
         unused = ray.available_resources()  # type: ignore[no-untyped-call]
-        held = [
-            f"{entry['name'] or key} ({amount:g})"
+        placed = {
+            key: (entry["name"] or key, amount)
             for key, entry in placement_group_table().items()
-            if key not in ours and entry["state"] == "CREATED" and (amount := _amount(entry, name))
-        ]
+            if entry["state"] == "CREATED" and (amount := _amount(entry, name))
+        }
+        # What some of ours have found is theirs only until the others' time is over.
+        free = unused.get(name, 0) + sum(placed[key][1] for key in ours & placed.keys())
+        held = [f"{who} ({amount:g})" for key, (who, amount) in placed.items() if key not in ours]
         return (
             f"the ranks found no place in {waited_s:.0f} s: need {len(self.groups)} x "
             f"{self._tp_size} {name}, each {self._tp_size} on one host; have "
             f"{sum(per_node):g} {name} on {len(per_node)} host(s){_each(per_node)}, "
-            f"{unused.get(name, 0):g} free; held by "
+            f"{free:g} free; held by "
             f"{', '.join(held) or 'no other placement group'}. `ray status` shows more."
         )
 

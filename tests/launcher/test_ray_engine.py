@@ -279,6 +279,10 @@ def test_what_cannot_be_placed_is_told_with_needs_and_holders(shared_ray):
         message = str(error.value)
         assert "need 1 x 3 CPU" in message and "have 6 CPU on 1 host(s), 2 free" in message
         assert "held by lockstep-" in message and "replica-1 (2)" in message
+    # Six of its seven find a place, and give it back.
+    with pytest.raises(PlacementError, match="have 6 CPU on 1 host.s., 6 free; held by no other"):
+        start_ray_engine(resolved_config(dp=7, placement_timeout_seconds=1.0))
+    await_free(shared_ray, "CPU", 6)
     with pytest.raises(PlacementError, match="need 1 x 4 GPU.*have 2 GPU.*no other placement"):
         start_ray_engine(resolved_config(tp=4, device="cuda", placement_timeout_seconds=1.0))
     await_free(shared_ray, "GPU", 2)
