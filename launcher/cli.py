@@ -12,6 +12,7 @@ import signal
 import stat
 import sys
 from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 from io import TextIOWrapper
 from pathlib import Path
@@ -30,6 +31,7 @@ from lockstep.launcher.generate import (
     STDIN,
     GenerateOptions,
     check_options,
+    check_text,
     generate,
     report_graphs,
     summarize,
@@ -113,7 +115,8 @@ def run(command: Command, start_engine: StartEngine) -> int:
         LaunchError: the engine cannot start, or dies.
     """
     with stages() as progress:
-        front = open_front_end(command.launch, start_engine, progress)
+        check = partial(check_text, command.options)
+        front = open_front_end(command.launch, start_engine, progress, check)
     engine = front.engine
     try:
         for line in start_report(engine.summary()):
@@ -224,7 +227,9 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
         help="a prompt a line, or JSONL; '-' or nothing at all: standard input",
     )
     parser.add_argument("--prompts-format", choices=("auto", "text", "jsonl"), default="auto")
-    parser.add_argument("--output", metavar="FILE.jsonl", help="write answers there, in order")
+    parser.add_argument(
+        "--output", metavar="FILE.jsonl", help="write answers there, in order; '-': standard output"
+    )
     parser.add_argument("--raw", action="store_true", help="leave the chat template out")
     parser.add_argument(
         "--max-concurrency", type=int, metavar="N", help="requests in flight at once"

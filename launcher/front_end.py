@@ -86,8 +86,16 @@ class FrontEnd:
         return Session(self.engine, self.tokenizer, window=window, prefix=prefix)
 
 
-def open_front_end(config: LaunchConfig, start_engine: StartEngine, progress: Progress) -> FrontEnd:
+def open_front_end(
+    config: LaunchConfig,
+    start_engine: StartEngine,
+    progress: Progress,
+    check: Callable[[AnyTokenizer], None] = lambda tokenizer: None,
+) -> FrontEnd:
     """Resolve the settings, tell what was chosen, and start.
+
+    Args:
+        check: raises ConfigError if the tokenizer is not what the caller needs.
 
     Raises:
         LaunchError: settings that cannot work, or an engine that cannot start.
@@ -97,6 +105,7 @@ def open_front_end(config: LaunchConfig, start_engine: StartEngine, progress: Pr
         sys.stderr.write(f"lockstep: {note}\n")
     # A bad file of the tokenizer is refused before ranks load, not after.
     tokenizer = open_tokenizer(resolved)
+    check(tokenizer)
     return FrontEnd(resolved, tokenizer, start_engine(resolved, progress))
 
 

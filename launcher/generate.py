@@ -1,10 +1,13 @@
 """``lockstep generate``: prompts in, answers out, a summary at the end."""
 
+import select
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import msgspec
 from rich.console import Console
@@ -22,8 +25,10 @@ from lockstep.launcher.printer import AnswerPrinter
 from lockstep.launcher.resolve import Resolved, asked_mode
 from lockstep.launcher.session import Progressed, Submission, in_order
 from lockstep.launcher.start_report import num_graphs
+from lockstep.launcher.tokenize import AnyTokenizer
 
 STDIN = "-"
+STDOUT = "-"
 
 
 class GenerateOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +65,8 @@ def check_options(options: GenerateOptions) -> None:
     """Refuse what would fail only after a long start.
 
     Raises:
-        ConfigError: a limit below 1, no prompts, no such file, no folder for the output.
+        ConfigError: a limit below 1, no prompts, no such file or an empty one, no folder for the
+            output.
     """
     if not options.prompts and options.prompts_file is None:
         raise ConfigError("no prompts: give some as arguments, in a --prompts-file, or piped in")
@@ -69,10 +75,10 @@ def check_options(options: GenerateOptions) -> None:
     if options.prompts and options.prompts_file is not None:
         raise ConfigError("prompts given both as arguments and as --prompts-file")
     source = _source(options)
-    if source is not None:
-        check_readable("--prompts-file", source)
-    if options.output is not None:
-        _check_output(Path(options.output), source)
+    if options.prompts_file is not None:
+        _check_source(source)
+    if options.output not in (None, STDOUT):
+        _check_output(Path(str(options.output)), source)
     if options.batch_histogram is not None:
         _check_histogram(Path(options.batch_histogram), options.output, source)
 
@@ -81,6 +87,37 @@ def _source(options: GenerateOptions) -> Path | None:
     """The file of prompts, which may be a pipe; None for arguments and standard input."""
     name = options.prompts_file
     return None if name in (None, STDIN) else Path(str(name))
+
+
+def _check_source(source: Path | None) -> None:
+    if source is not None:
+        check_readable("--prompts-file", source)
+    if _is_empty(source):
+        name = "standard input" if source is None else f"--prompts-file {source}"
+        raise ConfigError(f"no prompts: {name} is empty")
+
+
+def _is_empty(source: Path | None) -> bool:
+    """True if nothing can come of it any more: an open pipe may still bring something."""
+    if source is not None:
+        return source.is_file() and source.stat().st_size == 0
+    if sys.stdin is None:
+        return True
+    ready, _, _ = select.select([sys.stdin], [], [], 0)
+    return bool(ready) and not cast(BufferedReader, sys.stdin.buffer).peek(1)
+
+
+def check_text(options: GenerateOptions, tokenizer: AnyTokenizer) -> None:
+    """Refuse prompts that are all text for a model that takes ids alone.
+
+    Raises:
+        ConfigError: says what to give instead.
+    """
+    if options.prompts or _format(options) == "text":
+        try:
+            tokenizer.encode("")
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
 
 
 def _check_histogram(path: Path, output: str | None, source: Path | None) -> None:
@@ -170,7 +207,9 @@ def _write_records(path: Path, events: Iterator[Progressed], totals: Totals) -> 
             file.flush()
 
 
-def _open_output(path: Path) -> BinaryIO:
+def _open_output(path: Path) -> AbstractContextManager[BinaryIO]:
+    if str(path) == STDOUT:
+        return nullcontext(sys.stdout.buffer)
     try:
         return open(path, "wb")
     except OSError as error:

@@ -20,6 +20,7 @@ class AnswerPrinter:
         self._headings = headings
         self._head = 0
         self._begun = False
+        self._said = False
         self._later: dict[int, list[Progressed]] = {}
 
     def show(self, event: Progressed) -> None:
@@ -38,14 +39,26 @@ class AnswerPrinter:
             self._stream.write(f"> {event.prompt or f'request {event.index}'}\n")
         self._begun = True
         self._stream.write(event.text)
+        self._said |= bool(event.text)
         if event.output is not None:
             self._end(event.index, event.output.error)
         self._stream.flush()
 
     def _end(self, index: int, error: str | None) -> None:
-        self._stream.write("\n\n" if self._headings else "\n")
-        if error is not None:
-            self._stream.flush()
-            self._errors.write(f"lockstep: request {index} failed: {error}\n")
+        if error is None:
+            self._stream.write("\n")
+        else:
+            self._fail(index, error)
+        if self._headings:
+            self._stream.write("\n")
         self._head += 1
-        self._begun = False
+        self._begun = self._said = False
+
+    def _fail(self, index: int, error: str) -> None:
+        """End what was said of it; an empty line would be an empty answer."""
+        if self._said:
+            self._stream.write("\n")
+        if self._headings:
+            self._stream.write("! failed\n")
+        self._stream.flush()
+        self._errors.write(f"lockstep: request {index} failed: {error}\n")

@@ -1,6 +1,5 @@
 """The command from flags to files, over a fake engine."""
 
-import io
 import json
 import os
 import signal
@@ -115,6 +114,48 @@ def test_what_the_scheduler_refuses_is_that_requests_error(model: str, tmp_path:
     assert "max_model_len=8" in records(target)[1]["error"]
 
 
+def test_a_failed_request_is_no_empty_answer(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    silent = FakeEngine(lambda ids: [] if ids == ids_of("none") else ids, max_model_len=8)
+    code, _ = run(model, "--raw", "far too long", "none", "fine", engine=silent)
+    out, err = capsys.readouterr()
+    assert (code, out) == (1, "> far too long\n! failed\n\n> none\n\n\n> fine\nfine\n\n")
+    assert "lockstep: request 0 failed: prompt must be below max_model_len=8 tokens\n" in err
+    code, _ = run(model, "--raw", "far too long", engine=FakeEngine(max_model_len=8))
+    assert (code, capsys.readouterr().out) == (1, "")
+
+
+def test_a_request_that_fails_midway_keeps_what_was_shown(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _ = run(model, "--raw", "abc", "de", engine=FakeEngine(dies_after=2))
+    assert (code, capsys.readouterr().out) == (4, "> abc\nab\n! failed\n\n> de\nde\n\n")
+
+
+def test_records_on_standard_output_are_alone_there(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _ = run(model, "--raw", "a", "b", "--output", "-")
+    out = capsysbinary.readouterr().out
+    assert (code, [json.loads(line)["text"] for line in out.splitlines()]) == (0, ["a", "b"])
+    assert not (tmp_path / "-").exists()
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_an_empty_input_is_told_before_the_start(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, named: bool
+) -> None:
+    (tmp_path / "empty").touch()
+    with open(tmp_path / "empty") as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        code, engine = run(model, *(["--prompts-file", str(tmp_path / "empty")] if named else []))
+    where = f"--prompts-file {tmp_path}/empty" if named else "standard input"
+    assert (code, engine.shutdowns) == (2, 0)
+    assert capsys.readouterr().err == f"lockstep: no prompts: {where} is empty\n"
+
+
 @pytest.mark.parametrize("tokens_per_poll", [1, 3, 100])
 def test_stop_strings_cut_and_abort(model: str, tmp_path: Path, tokens_per_poll: int) -> None:
     target = tmp_path / "out.jsonl"
@@ -153,9 +194,10 @@ def test_text_files_and_stdin(
     source.write_text("one\n\ntwo\n")
     run(model, "--raw", "--prompts-file", str(source))
     assert capsys.readouterr().out == "> one\none\n\n> two\ntwo\n\n"
-    stdin = io.TextIOWrapper(io.BytesIO(b'{"prompt": "three"}\n'))
-    monkeypatch.setattr(sys, "stdin", stdin)
-    run(model, "--raw", "--prompts-file", "-")
+    source.write_text('{"prompt": "three"}\n')
+    with open(source) as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        run(model, "--raw", "--prompts-file", "-")
     assert capsys.readouterr().out == "> three\nthree\n\n"
 
 
@@ -172,6 +214,18 @@ def test_dummy_weights_need_no_tokenizer(tmp_path: Path) -> None:
     assert text["error"] == "prompt: this model has no tokenizer; give prompt_token_ids"
     code, _ = run(model, *files)
     assert code == 2
+
+
+def test_text_that_nothing_can_read_is_refused_before_the_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = write_byte_model(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "prompts.txt").write_text("text\n")
+    for prompts in (["text"], ["--prompts-file", str(tmp_path / "prompts.txt")]):
+        code, engine = run(model, "--load-format", "dummy", *prompts)
+        assert (code, engine.shutdowns) == (2, 0)
+        assert "lockstep: prompt: this model has no tokenizer" in capsys.readouterr().err
 
 
 def test_defaults_come_from_the_models_files_and_flags_win(tmp_path: Path) -> None:
