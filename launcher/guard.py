@@ -21,6 +21,7 @@ _GRACE_S = 1.0
 _GIVE_UP_S = 12.0
 # A process that starts a program has no environment for some milliseconds.
 _QUIET_S = 0.5
+_DIRECTORY_FLAG = b"--session-dir="
 
 
 class Guard:
@@ -80,9 +81,13 @@ def _pids() -> list[int]:
 
 
 def _environment(pid: int) -> list[bytes]:
+    return _words(pid, "environ")
+
+
+def _words(pid: int, name: str) -> list[bytes]:
     # Empty for a zombie, and for processes of others.
     try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
+        with open(f"/proc/{pid}/{name}", "rb") as file:
             return file.read().split(b"\0")
     except OSError:
         return []
@@ -100,12 +105,26 @@ def _open_files(pid: int) -> Iterator[str]:
                 yield os.readlink(f"{folder}/{name}")
 
 
+def _directory_of_head(pids: list[int]) -> str:
+    """Where a head among them keeps its files: its driver may have ended before it could claim.
+
+    Only who starts a cluster has a head that is marked.
+    """
+    for pid in pids:
+        program, *arguments = _words(pid, "cmdline") or [b""]
+        if program.endswith(b"/gcs_server"):
+            found = [each for each in arguments if each.startswith(_DIRECTORY_FLAG)]
+            return found[0].removeprefix(_DIRECTORY_FLAG).decode() if found else ""
+    return ""
+
+
 def _end_marked(mark: str, directory: str = "") -> bool:
     """Let them end by themselves for a moment, then kill until none has been seen for a while."""
     start = time.monotonic()
     seen = start - _QUIET_S
     while True:
         left, now = marked(mark, directory), time.monotonic()
+        directory = directory or _directory_of_head(left)
         if not left and now - seen >= _QUIET_S:
             return True
         if now - start > _GIVE_UP_S:

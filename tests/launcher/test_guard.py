@@ -118,3 +118,20 @@ def test_what_has_lost_its_mark_is_known_by_the_files_of_its_cluster(tmp_path, g
     assert other.poll() is None
     other.kill()
     other.wait()
+
+
+def test_a_head_that_nobody_has_claimed_says_itself_where_its_files_are(tmp_path):
+    """Its driver was ended while Ray was still starting."""
+    (tmp_path / "cluster").mkdir()
+    head = subprocess.Popen(
+        [f"{tmp_path}/gcs_server", "-c", "sleep 99; :", f"--session-dir={tmp_path}/cluster"],
+        executable="/bin/bash", env=os.environ | {MARK: "test-unclaimed"},
+    )  # fmt: skip
+    agent = start_without_environment(tmp_path / "cluster" / "agent.log")
+    try:
+        assert Guard("test-unclaimed").finish()
+        assert head.wait(30) == -signal.SIGKILL
+        assert agent.wait(5) == -signal.SIGKILL
+    finally:
+        agent.kill()
+        agent.wait()
