@@ -38,15 +38,21 @@ class Row(NamedTuple):
     median_ms: float
     least_ms: float
 
+    def text(self) -> str:
+        times = f"{self.median_ms:.3f} | {self.least_ms:.3f}"
+        return f"| {self.variant} | {self.batch} | {self.kind} | {self.run_mode} | {times} |"
+
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = _parse(argv)
-    rows: list[Row] = []
+    _out(f"{Path(args.model).name}, context from {PROMPT_LEN}, chunk {args.chunk}, ms per step\n")
+    _out("| mode | batch | step | ran as | median | least |\n|---|---|---|---|---|---|")
     for mode in args.modes:
         bench = ModeBench(_config(args, mode))
-        rows += [row for batch in args.batch for row in bench.rows(args, mode, batch)]
+        for batch in args.batch:
+            for row in bench.rows(args, mode, batch):
+                _out(row.text())
         bench.close()
-    _print_table(args, rows)
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -80,7 +86,7 @@ def _config(args: argparse.Namespace, mode: str) -> tuple[WorkerConfig, str]:
     )
     resolved = resolve(launch)
     for note in resolved.notes:
-        _out(f"{mode}: {note}")
+        sys.stderr.write(f"{mode}: {note}\n")
     return resolved.worker, "cuda:0" if resolved.device == "cuda" else "cpu"
 
 
@@ -109,14 +115,6 @@ class ModeBench:
             timed = [steps.time(replica, args.steps) for _ in range(args.repeats)]
             times = [each.step_us / 1e3 for each in timed]
             yield Row(variant, batch, kind, run_mode, statistics.median(times), min(times))
-
-
-def _print_table(args: argparse.Namespace, rows: list[Row]) -> None:
-    _out(f"\n{Path(args.model).name}, context from {PROMPT_LEN}, chunk {args.chunk}, ms per step")
-    _out("| mode | batch | step | ran as | median | least |\n|---|---|---|---|---|---|")
-    for row in rows:
-        times = f"{row.median_ms:.3f} | {row.least_ms:.3f}"
-        _out(f"| {row.variant} | {row.batch} | {row.kind} | {row.run_mode} | {times} |")
 
 
 def _out(text: str) -> None:

@@ -39,19 +39,16 @@ _PATIENCE_S = 300.0
 
 def main() -> int:
     args = _parse()
-    runs, lines, lost = [], [], 0
+    runs = []
     for layout in args.layouts:
         run, most = measure(args, layout)
+        lost = f"{run.summary.num_failed} of {len(run.requests)} requests lost"
+        lines = [f"{layout}: {lost}, {most} ran at once", *failures(run)]
+        sys.stdout.write("\n".join(lines) + "\n")
+        sys.stdout.flush()
+        open_console().print(run_table([run]))
         runs.append(run)
-        lost += run.summary.num_failed
-        lines += [
-            f"{layout}: {run.summary.num_failed} of {len(run.requests)} requests lost, "
-            f"{most} ran at once",
-            *failures(run),
-        ]
-    open_console().print(run_table(runs))
-    sys.stdout.write("\n".join(lines) + "\n")
-    return 1 if lost else 0
+    return 1 if any(run.summary.num_failed for run in runs) else 0
 
 
 def _parse() -> argparse.Namespace:
