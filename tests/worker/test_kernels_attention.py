@@ -269,12 +269,13 @@ def test_a_captured_decode_follows_context_lens_and_repeats_bit_for_bit() -> Non
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("rows", [64, 128])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_a_row_has_the_same_bits_in_batches_of_any_size(dtype: torch.dtype) -> None:
+def test_a_row_has_the_same_bits_in_batches_of_any_size(dtype: torch.dtype, rows: int) -> None:
     """Each of many rows is computed by fewer warps, and all its chunks by one program."""
-    contexts = [1, 17, 208, 256, 257, 520, 700, 1500] * 16
+    contexts = [1, 17, 208, 256, 257, 520, 700, 1500] * (rows // 8)
     case = make_case(
-        [1] * 128, contexts, num_heads=32, num_kv_heads=8, head_dim=128, block_size=16,
+        [1] * rows, contexts, num_heads=32, num_kv_heads=8, head_dim=128, block_size=16,
         dtype=dtype, device="cuda",
     )  # fmt: skip
     together = _attend(case)
