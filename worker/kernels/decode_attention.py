@@ -62,6 +62,43 @@ def _score_of_key(q, key):
     return score
 
 
+@triton.jit
+def _attend_chunk(
+    q, ones, block_ids, k_cache_ptr, v_cache_ptr, table_ptr, chunk_begin, chunk_end,
+    next_chunk, end, scale_log2, dims, dim_ok,
+    BLOCK_STRIDE: tl.constexpr, TOKEN_STRIDE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+):  # fmt: skip
+    """(maxima, sums [heads], weighted values [heads, dims]) of the cached keys of a chunk.
+
+    ``block_ids`` are of its first tile; last come those of the first tile at ``next_chunk``.
+    """
+    tile = tl.arange(0, TILE)
+    part_max = tl.full([q.shape[0]], float("-inf"), tl.float32)
+    part_sums = tl.zeros([q.shape[0], _SUM_COLUMNS], tl.float32)
+    part_acc = tl.zeros([q.shape[0], q.shape[1]], tl.float32)
+    for tile_begin in range(chunk_begin, chunk_end, TILE):
+        position = tile_begin + tile
+        # Dead slots are never loaded: 0 x NaN would leak through a mask on the scores.
+        live = position < chunk_end
+        places = _places(block_ids, position, BLOCK_STRIDE, TOKEN_STRIDE, BLOCK_SIZE)
+        places = places[:, None] + dims[None, :]
+        next_begin = tl.where(tile_begin + TILE < chunk_end, tile_begin + TILE, next_chunk)
+        block_ids = _block_ids(table_ptr, next_begin + tile, end, BLOCK_SIZE)
+        tile_mask = live[:, None] & dim_ok[None, :]
+        k = tl.load(k_cache_ptr + places, mask=tile_mask, other=0.0)
+        v = tl.load(v_cache_ptr + places, mask=tile_mask, other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
+        scores = tl.where(live[None, :], scores, float("-inf"))
+        new_max = tl.maximum(part_max, tl.max(scores, 1))
+        weights = tl.exp2(scores - new_max[:, None]).to(v.dtype)
+        decay = tl.exp2(part_max - new_max)[:, None]
+        part_sums = tl.dot(weights, ones, part_sums * decay, input_precision="ieee")
+        part_acc = tl.dot(weights, v, part_acc * decay, input_precision="ieee")
+        part_max = new_max
+    return part_max, tl.max(part_sums, 1), part_acc, block_ids
+
+
 @triton.jit(do_not_specialize=["window", "table_row"])
 def _decode_attention_kernel(
     out_ptr, q_ptr, k_ptr, v_ptr, k_cache_ptr, v_cache_ptr, slots_ptr, query_start_loc_ptr,
@@ -124,30 +161,11 @@ def _decode_attention_kernel(
     for chunk in range(program, num_chunks, num_programs):
         chunk_begin = begin + chunk * chunk_len
         chunk_end = tl.minimum(chunk_begin + chunk_len, end)
-        part_max = tl.full([GROUP_PAD], float("-inf"), tl.float32)
-        part_sums = tl.zeros([GROUP_PAD, _SUM_COLUMNS], tl.float32)
-        part_acc = tl.zeros([GROUP_PAD, HEAD_PAD], tl.float32)
-        for tile_begin in range(chunk_begin, chunk_end, TILE):
-            position = tile_begin + tile
-            # Dead slots are never loaded: 0 x NaN would leak through a mask on the scores.
-            live = position < chunk_end
-            places = _places(block_ids, position, BLOCK_STRIDE, TOKEN_STRIDE, BLOCK_SIZE)
-            places = places[:, None] + dims[None, :]
-            next_chunk = chunk_begin + num_programs * chunk_len
-            next_begin = tl.where(tile_begin + TILE < chunk_end, tile_begin + TILE, next_chunk)
-            block_ids = _block_ids(table_ptr, next_begin + tile, end, BLOCK_SIZE)
-            tile_mask = live[:, None] & dim_ok[None, :]
-            k = tl.load(k_cache_ptr + places, mask=tile_mask, other=0.0)
-            v = tl.load(v_cache_ptr + places, mask=tile_mask, other=0.0)
-            scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
-            scores = tl.where(live[None, :], scores, float("-inf"))
-            new_max = tl.maximum(part_max, tl.max(scores, 1))
-            weights = tl.exp2(scores - new_max[:, None]).to(v.dtype)
-            decay = tl.exp2(part_max - new_max)[:, None]
-            part_sums = tl.dot(weights, ones, part_sums * decay, input_precision="ieee")
-            part_acc = tl.dot(weights, v, part_acc * decay, input_precision="ieee")
-            part_max = new_max
-        part_sum = tl.max(part_sums, 1)
+        part_max, part_sum, part_acc, block_ids = _attend_chunk(
+            q, ones, block_ids, k_cache_ptr, v_cache_ptr, table_ptr, chunk_begin, chunk_end,
+            chunk_begin + num_programs * chunk_len, end, scale_log2, dims, dim_ok,
+            BLOCK_STRIDE, TOKEN_STRIDE, BLOCK_SIZE, TILE,
+        )  # fmt: skip
         is_last = chunk == num_chunks - 1
         new_score = _score_of_key(q, tl.where(is_last, new_k, 0.0).to(q.dtype)) * scale_log2
         new_score = tl.where(is_last, new_score, float("-inf"))
