@@ -27,6 +27,11 @@ def echo(prompt_ids: list[int]) -> list[int]:
     return prompt_ids
 
 
+def endless(prompt_ids: list[int]) -> list[int]:
+    """An answer that a test does not see the end of."""
+    return prompt_ids * 500
+
+
 class FakeEngine:
     """Gives each running request up to ``tokens_per_poll`` tokens a poll, last request first.
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import jsonschema
 import msgspec
 import pytest
-from byte_model import write_byte_model
 from fake_engine import FakeEngine
 from msgspec import structs
 
@@ -29,11 +28,6 @@ SHORT, LONG, REPETITIONS, PROMPT = 4, 12, 2, 9
 LAYER = 16 * (16 + 2 * 8) + 16 * 16 + 3 * 16 * 32 + 2 * 16
 WEIGHTS = 4 * (2 * LAYER + 16 + 260 * 16)
 KV_OF_A_TOKEN = 4 * 2 * 2 * 8
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_byte_model(tmp_path_factory.mktemp("model"))
 
 
 class Measured:

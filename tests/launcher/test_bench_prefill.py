@@ -6,7 +6,6 @@ from pathlib import Path
 import jsonschema
 import msgspec
 import pytest
-from byte_model import write_byte_model
 from fake_engine import FakeEngine
 from inline_engine import start_inline_engine
 
@@ -25,11 +24,6 @@ SPANS = [(1, 2), (2, 5)]
 # Of the tiny model: qkv, o and three of the MLP in each of two layers; two heads of 8.
 WEIGHTS = 2 * (16 * (16 + 2 * 8) + 16 * 16 + 3 * 16 * 32)
 ATTENTION_OF_A_PAIR = 2 * 4 * 2 * 8
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_byte_model(tmp_path_factory.mktemp("model"))
 
 
 def flags(model: str) -> list[str]:

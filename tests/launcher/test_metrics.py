@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from byte_model import END, write_byte_model
+from byte_model import END
 from exposed import Exposed
 from fake_engine import FakeEngine
 from inline_engine import start_inline_engine
@@ -18,11 +18,6 @@ from lockstep.worker.schedule.histogram import empty_histogram
 
 COMPLETIONS = "/v1/completions"
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_byte_model(tmp_path_factory.mktemp("model"))
 
 
 def answer(prompt_ids: list[int]) -> list[int]:

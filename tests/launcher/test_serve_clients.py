@@ -21,7 +21,6 @@ import openai
 import pydantic
 import pytest
 from bench_readers import CHAT_READERS, COMPLETION_READERS, Report
-from byte_model import write_byte_model
 from servers import Server, start_on_ray
 
 from lockstep.launcher.serve.open_files import allow_many_files
@@ -32,11 +31,6 @@ SOAK_ROUNDS = int(os.environ.get("LOCKSTEP_SOAK_ROUNDS", "1"))
 DROPPED = 200
 KEY = "sesame"
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "extra_body": {"ignore_eos": True}}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_byte_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from byte_model import write_byte_model
-from fake_engine import FakeEngine
+from fake_engine import FakeEngine, endless
 from served import Reply, Served, Visit, ask, await_true, gather, serving
 
 from lockstep.launcher.outputs import OutputAssembler
@@ -17,15 +16,6 @@ from lockstep.launcher.tokenize import Tokenizer
 
 COMPLETIONS = "/v1/completions"
 ENDLESS = {"prompt": "x", "max_tokens": 500, "stream": True}
-
-
-def endless(prompt_ids: list[int]) -> list[int]:
-    return prompt_ids * 500
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_byte_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture

@@ -6,9 +6,8 @@ import time
 from typing import Any
 
 import pytest
-from byte_model import write_byte_model
 from exposed import Exposed
-from fake_engine import FakeEngine, HeldEngine
+from fake_engine import FakeEngine, HeldEngine, endless
 from inline_engine import InlineEngine, start_inline_engine
 from served import Reply, Served, Visit, ask, await_true, gather, serving
 
@@ -22,21 +21,12 @@ COMPLETIONS = "/v1/completions"
 ENDLESS = {"prompt": "x", "max_tokens": 500, "stream": True}
 
 
-def endless(prompt_ids: list[int]) -> list[int]:
-    return prompt_ids * 500
-
-
 def everything(prompt_ids: list[int]) -> bool:
     return True
 
 
 def nothing(prompt_ids: list[int]) -> bool:
     return False
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_byte_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture

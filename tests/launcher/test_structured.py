@@ -55,11 +55,6 @@ def is_person(text: str) -> bool:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_byte_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
 def served(model: str) -> Iterator[Served]:
     settings = {"load_format": "dummy", "enforce_eager": True, "max_num_seqs": 8}
     with serving(model, start_inline_engine, **settings) as served:

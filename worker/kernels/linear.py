@@ -87,19 +87,29 @@ class KernelLinear:
         self, x: Tensor, residual: Tensor, norm: AddNorm, weight: Tensor, bias: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """(product with the norm of x + residual, that sum)."""
-        if self._is_one_row(x, weight):
-            return normed_row(x, residual, norm, weight, bias, gated=False)
-        normed, total = norm.add(x, residual)
-        return self(normed, weight, bias), total
+        return self._of_norm(x, residual, norm, weight, bias, gated=False)
 
     def gated_of_norm(
         self, x: Tensor, residual: Tensor, norm: AddNorm, weight: Tensor, bias: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """(``gated`` of the norm of x + residual, that sum)."""
+        return self._of_norm(x, residual, norm, weight, bias, gated=True)
+
+    def _of_norm(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        norm: AddNorm,
+        weight: Tensor,
+        bias: Tensor | None,
+        *,
+        gated: bool,
+    ) -> tuple[Tensor, Tensor]:
         if self._is_one_row(x, weight):
-            return normed_row(x, residual, norm, weight, bias, gated=True)
+            return normed_row(x, residual, norm, weight, bias, gated=gated)
         normed, total = norm.add(x, residual)
-        return self.gated(normed, weight, bias), total
+        product = self.gated if gated else self
+        return product(normed, weight, bias), total
 
     def _are_few(self, x: Tensor, weight: Tensor, *, gated: bool) -> bool:
         # The rows are looked at last: torch.compile would compile for what it sees compared.

@@ -10,8 +10,9 @@ import triton.language as tl
 from torch import Tensor
 
 from lockstep.comm.all_reduce.base import AddNorm
-from lockstep.worker.kernels.chain import chained, follow, prefetch_rows
+from lockstep.worker.kernels.chain import chained, follow
 from lockstep.worker.kernels.linear_tiles import normed_row_tiles, one_row_ahead
+from lockstep.worker.kernels.one_row import leave_columns, take_columns
 
 
 @triton.jit
@@ -22,12 +23,7 @@ def _normed_one_row_kernel(
     CHAINED: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
-    columns = program.to(tl.int64) * TILE_N + tl.arange(0, TILE_N)
-    live_columns = columns < OUT
-    columns = tl.minimum(columns, OUT - 1)
-    prefetch_rows(w_ptr, columns, 0, SIZE, AHEAD, CHAINED)
-    if GATED:
-        prefetch_rows(w_ptr + OUT * SIZE, columns, 0, SIZE, AHEAD, CHAINED)
+    columns, live_columns = take_columns(w_ptr, OUT, SIZE, GATED, TILE_N, AHEAD, CHAINED)
     follow(CHAINED)
     places = columns[:, None] * SIZE
     products = tl.zeros([TILE_N, TILE_K], tl.float32)
@@ -51,15 +47,8 @@ def _normed_one_row_kernel(
         if GATED:
             up_products += up_w.to(tl.float32) * x[None, :]
     scale = tl.rsqrt(tl.sum(squares, 0) / SIZE + eps)
-    y = tl.sum(products, 1) * scale
-    if HAS_BIAS:
-        y += tl.load(bias_ptr + columns).to(tl.float32)
-    if GATED:
-        up = tl.sum(up_products, 1) * scale
-        if HAS_BIAS:
-            up += tl.load(bias_ptr + OUT + columns).to(tl.float32)
-        y = y * tl.sigmoid(y) * up
-    tl.store(out_ptr + columns, y.to(out_ptr.dtype.element_ty), mask=live_columns)
+    y, up = tl.sum(products, 1) * scale, tl.sum(up_products, 1) * scale
+    leave_columns(out_ptr, bias_ptr, columns, live_columns, y, up, OUT, GATED, HAS_BIAS)
 
 
 def normed_row(

@@ -18,11 +18,11 @@ def _dot_row(
 
 
 @triton.jit
-def _one_row_kernel(
-    out_ptr, x_ptr, w_ptr, bias_ptr, OUT: tl.constexpr, SIZE: tl.constexpr, GATED: tl.constexpr,
-    HAS_BIAS: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, AHEAD: tl.constexpr,
-    CHAINED: tl.constexpr,
+def take_columns(
+    w_ptr, OUT: tl.constexpr, SIZE: tl.constexpr, GATED: tl.constexpr, TILE_N: tl.constexpr,
+    AHEAD: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
+    """(output columns of this program, which there are); fetches the first of their weights."""
     columns = tl.program_id(0).to(tl.int64) * TILE_N + tl.arange(0, TILE_N)
     live_columns = columns < OUT
     # Columns past the last repeat it: the stream of weights then needs no second mask.
@@ -30,6 +30,31 @@ def _one_row_kernel(
     prefetch_rows(w_ptr, columns, 0, SIZE, AHEAD, CHAINED)
     if GATED:
         prefetch_rows(w_ptr + OUT * SIZE, columns, 0, SIZE, AHEAD, CHAINED)
+    return columns, live_columns
+
+
+@triton.jit
+def leave_columns(
+    out_ptr, bias_ptr, columns, live_columns, y, up, OUT: tl.constexpr, GATED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+):  # fmt: skip
+    """Store y, or silu(y) * up, of sums without their bias."""
+    if HAS_BIAS:
+        y += tl.load(bias_ptr + columns).to(tl.float32)
+    if GATED:
+        if HAS_BIAS:
+            up += tl.load(bias_ptr + OUT + columns).to(tl.float32)
+        y = y * tl.sigmoid(y) * up
+    tl.store(out_ptr + columns, y.to(out_ptr.dtype.element_ty), mask=live_columns)
+
+
+@triton.jit
+def _one_row_kernel(
+    out_ptr, x_ptr, w_ptr, bias_ptr, OUT: tl.constexpr, SIZE: tl.constexpr, GATED: tl.constexpr,
+    HAS_BIAS: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, AHEAD: tl.constexpr,
+    CHAINED: tl.constexpr,
+):  # fmt: skip
+    columns, live_columns = take_columns(w_ptr, OUT, SIZE, GATED, TILE_N, AHEAD, CHAINED)
     follow(CHAINED)
     products = tl.zeros([TILE_N, TILE_K], tl.float32)
     up_products = tl.zeros([TILE_N, TILE_K], tl.float32)
@@ -40,15 +65,8 @@ def _one_row_kernel(
         products = _dot_row(products, x, w_ptr, columns, at, live, SIZE)
         if GATED:
             up_products = _dot_row(up_products, x, w_ptr + OUT * SIZE, columns, at, live, SIZE)
-    y = tl.sum(products, 1)
-    if HAS_BIAS:
-        y += tl.load(bias_ptr + columns).to(tl.float32)
-    if GATED:
-        up = tl.sum(up_products, 1)
-        if HAS_BIAS:
-            up += tl.load(bias_ptr + OUT + columns).to(tl.float32)
-        y = y * tl.sigmoid(y) * up
-    tl.store(out_ptr + columns, y.to(out_ptr.dtype.element_ty), mask=live_columns)
+    y, up = tl.sum(products, 1), tl.sum(up_products, 1)
+    leave_columns(out_ptr, bias_ptr, columns, live_columns, y, up, OUT, GATED, HAS_BIAS)
 
 
 def one_row(
