@@ -174,13 +174,21 @@ def test_a_workspace_refuses_more_rows_than_it_has() -> None:
         _attend(case, backend=backend)
 
 
-def test_what_shows_in_a_sum_does_not_follow_from_the_number_of_rows() -> None:
+def test_what_shows_in_a_sum_does_not_follow_from_the_batch() -> None:
     for group_pad, head_pad, element_size in ((16, 128, 2), (16, 128, 4), (64, 256, 2)):
-        shapes = [
-            decode_attention._launch(group_pad, head_pad, element_size, rows)
-            for rows in (1, 8, 999)
+        launches = [
+            decode_attention._launch(group_pad, head_pad, element_size, per_sm)
+            for per_sm in (1, 2, 3, 8, 99)
         ]
-        assert len({shape["TILE"] for shape in shapes}) == 1
+        assert len({launch["TILE"] for launch in launches}) == 1
+
+
+def test_programs_of_a_multiprocessor_have_at_most_eight_warps_up_to_eight_of_them() -> None:
+    def warps(per_sm: int, element_size: int = 2) -> int:
+        return decode_attention._launch(16, 128, element_size, per_sm)["num_warps"]
+
+    assert [warps(per_sm) for per_sm in (1, 2, 3, 4, 5, 8, 16)] == [4, 4, 2, 2, 1, 1, 1]
+    assert warps(16, element_size=4) == 4
 
 
 def test_programs_fill_the_device_and_stop_at_the_chunks_there_are() -> None:
@@ -269,12 +277,13 @@ def test_a_captured_decode_follows_context_lens_and_repeats_bit_for_bit() -> Non
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("rows", [64, 128])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_a_row_has_the_same_bits_in_batches_of_any_size(dtype: torch.dtype) -> None:
-    """More rows are computed by fewer warps and stages each."""
-    contexts = [1, 17, 208, 256, 257, 300, 700, 1500] * 8
+def test_a_row_has_the_same_bits_in_batches_of_any_size(dtype: torch.dtype, rows: int) -> None:
+    """Each of many rows is computed by fewer warps, and all its chunks by one program."""
+    contexts = [1, 17, 208, 256, 257, 520, 700, 1500] * (rows // 8)
     case = make_case(
-        [1] * 64, contexts, num_heads=32, num_kv_heads=8, head_dim=128, block_size=16,
+        [1] * rows, contexts, num_heads=32, num_kv_heads=8, head_dim=128, block_size=16,
         dtype=dtype, device="cuda",
     )  # fmt: skip
     together = _attend(case)
@@ -309,13 +318,18 @@ def test_batches_of_all_sizes_use_the_kernels_of_the_workers_warm_up() -> None:
         _attend(case, window)
 
     with compilations() as at_start:
-        schedule = ScheduleConfig(max_num_seqs=80, max_num_batched_tokens=160, max_model_len=900)
+        schedule = ScheduleConfig(max_num_seqs=128, max_num_batched_tokens=256, max_model_len=900)
         for query_lens, longest in warm_up_lens(schedule):
             attend(query_lens, query_lens, longest=longest)
-    # For few rows and for many, in decode form and not.
-    assert sum("decode_attention" in name for name in at_start) == 4
+    num_sms = torch.cuda.get_device_properties("cuda").multi_processor_count
+    launches = {
+        tuple(decode_attention._launch(16, 128, 2, -(-rows * 5 // num_sms)).values())
+        for rows in range(1, 129)
+    }
+    # Each in decode form and not.
+    assert sum("decode_attention" in name for name in at_start) == 2 * len(launches)
     with compilations() as later:
-        for rows in (1, 2, 3, 8, 16, 17, 40, 64, 80):
+        for rows in (1, 2, 3, 8, 16, 17, 40, 60, 100, 128):
             attend([1] * rows, [17 * row + 1 for row in range(rows)])
             attend([5] * rows, [17 * row + 5 for row in range(rows)], window=16)
         attend([1, 0, 1], [16, 1, 33])

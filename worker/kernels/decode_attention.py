@@ -26,7 +26,6 @@ from lockstep.worker.kernels.chunks import (
 from lockstep.worker.kernels.prefill_attention import LOG2_E, NO_WINDOW
 from lockstep.worker.kernels.store_kv import cache_strides
 
-_MANY_ROWS = 64
 # Columns of a dot that stands for a sum; keys of one that stands for one key's.
 _SUM_COLUMNS: tl.constexpr = tl.constexpr(8)
 _NUM_KEYS: tl.constexpr = tl.constexpr(16)
@@ -203,16 +202,17 @@ def _decode_attention_kernel(
             )  # fmt: skip
 
 
-def _launch(group_pad: int, head_pad: int, element_size: int, num_rows: int) -> dict[str, int]:
-    """The tile is one for all, since it shows in the sum; warps, stages and registers do not.
+def _launch(group_pad: int, head_pad: int, element_size: int, per_sm: int) -> dict[str, int]:
+    """Options for ``per_sm`` rows and kv heads a multiprocessor.
 
-    Many rows fill a multiprocessor with eight programs at a time, which leaves a thread of two
-    warps 128 registers: what does not fit lies outside the loop over tiles.
+    The tile is one for all, since it shows in the sum; warps and stages do not. A multiprocessor
+    has registers for eight such warps: as two, four or eight programs, so that all run at once.
     """
-    fits = group_pad * head_pad <= 2048 and element_size == 2
-    if num_rows < _MANY_ROWS or not fits:
-        return {"TILE": 32, "num_warps": 4, "num_stages": 3}
-    return {"TILE": 32, "num_warps": 2, "num_stages": 2, "maxnreg": 128}
+    if group_pad * head_pad > 2048 or element_size == 4:
+        num_warps = 4
+    else:
+        num_warps = max(1, min(4, 8 // triton.next_power_of_2(per_sm)))
+    return {"TILE": 32, "num_warps": num_warps, "num_stages": 2 if num_warps == 1 else 3}
 
 
 def decode_attention(
@@ -243,6 +243,7 @@ def decode_attention(
     group = num_heads // num_kv_heads
     group_pad = max(16, triton.next_power_of_2(group))
     head_pad = max(16, triton.next_power_of_2(head_dim))
+    per_sm = triton.cdiv(num_rows * num_kv_heads, workspace.num_sms)
     programs = workspace.num_programs(num_rows, metadata.max_context_len)
     _decode_attention_kernel[(programs, num_kv_heads, num_rows)](
         out, q, k, v, *layer_kv, metadata.slots, metadata.query_start_loc,
@@ -254,5 +255,5 @@ def decode_attention(
         GROUP=group, GROUP_PAD=group_pad, HEADS=triton.next_power_of_2(group),
         HEAD_DIM=head_dim, HEAD_PAD=head_pad, **cutting(num_kv_heads),
         TOKEN_IS_ROW=metadata.is_decode(num_tokens),
-        **_launch(group_pad, head_pad, q.element_size(), num_rows), **chained(),
+        **_launch(group_pad, head_pad, q.element_size(), per_sm), **chained(),
     )  # fmt: skip
