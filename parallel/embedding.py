@@ -21,6 +21,7 @@ class VocabParallelEmbedding(nn.Module):
     def __init__(self, vocab_size: int, hidden_size: int, place: Placement) -> None:
         super().__init__()
         self.tp = place.tp
+        self.linear = place.linear
         self.shape = (vocab_size, hidden_size)
         self.shard = vocab_shard(vocab_size, self.tp.size, self.tp.rank)
         self.start = self.tp.rank * self.shard.local_size
@@ -33,10 +34,10 @@ class VocabParallelEmbedding(nn.Module):
 
     def forward(self, token_ids: Tensor) -> Tensor:
         if self.tp.size == 1:
-            return F.embedding(token_ids, self.weight)
+            return self.linear.look_up(token_ids, self.weight)
         before = self.start - 1
         rows = token_ids.clamp(before, self.start + self.shard.local_size) - before
-        return self.tp.all_reduce(F.embedding(rows, self.table))
+        return self.tp.all_reduce(self.linear.look_up(rows, self.table))
 
     def weight_shards(self, name: str) -> Iterator[WeightShard]:
         yield WeightShard(f"{name}.weight", self.shape, self.weight, self.shard)

@@ -22,6 +22,10 @@ class LinearOps(Protocol):
         """silu(gate) * up of that product, whose first half is gate: [rows, out_size / 2]."""
         ...
 
+    def look_up(self, row_ids: Tensor, weight: Tensor) -> Tensor:
+        """Rows ``row_ids`` [n] of ``weight``, which are all there: [n, in_size]."""
+        ...
+
     def of_norm(
         self, x: Tensor, residual: Tensor, norm: AddNorm, weight: Tensor, bias: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -44,6 +48,9 @@ class TorchLinear:
     def gated(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         gate, up = F.linear(x, weight, bias).chunk(2, dim=-1)
         return F.silu(gate) * up
+
+    def look_up(self, row_ids: Tensor, weight: Tensor) -> Tensor:
+        return F.embedding(row_ids, weight)
 
     def of_norm(
         self, x: Tensor, residual: Tensor, norm: AddNorm, weight: Tensor, bias: Tensor | None = None

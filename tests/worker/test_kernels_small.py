@@ -1,4 +1,4 @@
-"""Norm, rotary, activation and KV store kernels against the plain torch paths of ``ops``."""
+"""The small kernels of a layer and a step against the plain torch paths of ``ops``."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 DEVICE = kernel_device()
 
 from lockstep.worker.config import ScheduleConfig  # noqa: E402
-from lockstep.worker.kernels import activation, norm, ops, rope, store_kv  # noqa: E402
+from lockstep.worker.kernels import activation, embed, norm, ops, rope, store_kv  # noqa: E402
 from lockstep.worker.warm_up import warm_up_plans  # noqa: E402
 
 pytestmark = kernel_marks()
@@ -35,6 +35,12 @@ def _check_norms(rows: int, size: int, dtype: torch.dtype) -> None:
     normed, total = norm.add_rms_norm(x, residual, weight, EPS)
     assert total.equal(x + residual)
     _assert_close(normed, ops.rms_norm_torch(total, weight, EPS))
+
+
+def _check_embedding(tokens: int, size: int, dtype: torch.dtype) -> None:
+    table = _random(13, size, dtype=dtype)[1:-1]
+    token_ids = torch.randint(0, 11, (tokens + 1,), device=DEVICE)[1:]
+    assert embed.embed(token_ids, table).equal(table[token_ids])
 
 
 def _check_activation(rows: int, size: int, dtype: torch.dtype) -> None:
@@ -92,6 +98,11 @@ def test_norms_match_torch(rows: int, size: int) -> None:
     _check_norms(rows, size, torch.float32)
 
 
+@pytest.mark.parametrize("tokens, size", [(1, 96), (5, 1025)])
+def test_embedding_takes_the_rows_of_the_ids(tokens: int, size: int) -> None:
+    _check_embedding(tokens, size, torch.float32)
+
+
 @pytest.mark.parametrize("rows, size", [(1, 96), (3, 1536)])
 def test_activation_matches_torch(rows: int, size: int) -> None:
     _check_activation(rows, size, torch.float32)
@@ -137,6 +148,8 @@ def test_an_empty_batch_launches_nothing() -> None:
     assert norm.rms_norm(empty, weight, EPS).shape == (0, 64)
     assert norm.add_rms_norm(empty, empty, weight, EPS)[0].shape == (0, 64)
     assert activation.silu_and_mul(empty).shape == (0, 32)
+    no_ids = torch.zeros(0, dtype=torch.int64, device=DEVICE)
+    assert embed.embed(no_ids, weight[None]).shape == (0, 64)
 
 
 def test_a_head_dim_that_is_not_contiguous_is_refused() -> None:
@@ -152,6 +165,7 @@ def test_norms_and_activation_over_model_sizes(size: int, dtype: torch.dtype) ->
     for rows in (1, 7, 300):
         _check_norms(rows, size, dtype)
         _check_activation(rows, size // 2 * 3, dtype)
+        _check_embedding(rows, size, dtype)
 
 
 @pytest.mark.gpu
@@ -170,13 +184,14 @@ def test_every_number_of_rows_uses_the_kernels_of_a_small_and_a_large_one() -> N
     def run(rows: int) -> None:
         _check_norms(rows, 208, torch.bfloat16)
         _check_activation(rows, 208, torch.bfloat16)
+        _check_embedding(rows, 208, torch.bfloat16)
         _check_rope(rows, 7, 2, 48, torch.bfloat16, norm_heads=True)
         _check_store(min(rows, 100), 2, 48, 16, torch.bfloat16)
 
     with compilations() as at_start:
         run(2)
         run(2048)
-    assert len(at_start) == 6
+    assert len(at_start) == 7
     with compilations() as later:
         for rows in (1, 3, 5, 8, 16, 17, 100, 1023, 1024, 3000):
             run(rows)

@@ -10,6 +10,7 @@ from torch import Tensor
 from lockstep.comm.all_reduce.base import AddNorm
 from lockstep.parallel.placement import TorchLinear
 from lockstep.worker.kernels.activation import silu_and_mul
+from lockstep.worker.kernels.embed import embed
 from lockstep.worker.kernels.few_rows import FewRows
 from lockstep.worker.kernels.linear_tiles import (
     MAX_ROWS,
@@ -82,6 +83,11 @@ class KernelLinear:
         if torch.compiler.is_compiling():  # makes a kernel of its own
             return self._torch.gated(x, weight, bias)
         return silu_and_mul(F.linear(x, weight, bias))
+
+    def look_up(self, row_ids: Tensor, weight: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            return self._torch.look_up(row_ids, weight)
+        return embed(row_ids, weight)
 
     def of_norm(
         self, x: Tensor, residual: Tensor, norm: AddNorm, weight: Tensor, bias: Tensor | None = None

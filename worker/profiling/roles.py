@@ -22,6 +22,7 @@ ROLES = (
     ("store_kv", r"_store_kv_kernel"),
     ("silu", r"_silu_and_mul_kernel"),
     ("inputs", r"_decode_inputs_kernel"),
+    ("embed", r"_embed_kernel"),
     ("scores", r"_split_best_kernel"),
     ("tail", r"_finish_kernel"),
     ("all_reduce", r"all_?reduce|one_shot|two_shot"),

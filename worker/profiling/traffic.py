@@ -54,6 +54,7 @@ class Traffic:
         """Elements that operations without a weight of weight read and write."""
         rows, hidden = self.num_tokens, self._config.hidden_size
         return {
+            "embed": 2 * rows * hidden,
             "norm": (2 * rows + 1) * hidden,
             "add_norm": (4 * rows + 1) * hidden,
             "rope": 2 * rows * (self._q_size + self._kv_size),
