@@ -48,7 +48,8 @@ ranks: venv
 	  | tee build/ranks.txt
 
 gpu-test:
-	PYTHONPATH=deploy/package $(PYTHON) -P -m pytest -m "gpu or multigpu" -rs
+	PYTHONPATH=deploy/package$${PYTHONPATH:+:$$PYTHONPATH} \
+	  $(PYTHON) -P -m pytest -m "gpu or multigpu" -rs
 
 bench-scheduler: venv
 	$(BIN)/python tests/bench_scheduler.py
