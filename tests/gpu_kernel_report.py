@@ -29,6 +29,7 @@ from lockstep.worker.kernels.activation import silu_and_mul
 from lockstep.worker.kernels.few_rows import MAX_SPLIT_TILES
 from lockstep.worker.kernels.linear import FewRowsLinear, KernelLinear
 from lockstep.worker.kernels.linear_tiles import MAX_ROWS, Tiles
+from lockstep.worker.rotation import Rotation
 
 DEVICE = torch.device("cuda")
 READ_TBPS = 4.68  # measured on an H200: plain 16-byte loads
@@ -473,7 +474,6 @@ def make_step(
     )
     sizes = AttentionSizes(shape.heads, 8, 128, 16, batch, batch, 4096, torch.bfloat16, DEVICE)
     backend, cos_sin = TritonAttention(sizes), randn(4096, 128).float()
-    positions = torch.full((batch,), context - 1, device=DEVICE)
     first = randn(batch, shape.hidden)
 
     def step(linear: LinearOps) -> Tensor:
@@ -482,11 +482,12 @@ def make_step(
             normed, residual = ops.add_rms_norm(x, residual, layer.norm, 1e-6)
             qkv = linear(normed, layer.qkv).view(batch, -1, 128)
             q, k, v = qkv.split([shape.heads, 8, 8], dim=1)
-            ops.norm_rope_(q, k, positions, cos_sin, layer.head_norm, 1e-6)
+            rotation = Rotation(cos_sin, layer.head_norm, 1e-6)
             out = torch.empty(q.shape, dtype=q.dtype, device=DEVICE)
             backend.forward(
-                q, k, v, (pool[:, i, 0], pool[:, i, 1]), metadata, scale=0.09, window=None, out=out
-            )
+                q, k, v, (pool[:, i, 0], pool[:, i, 1]), metadata,
+                scale=0.09, window=None, rotation=rotation, out=out,
+            )  # fmt: skip
             x = linear(out.flatten(1), layer.o)
             normed, residual = ops.add_rms_norm(x, residual, layer.norm, 1e-6)
             x = linear(linear.gated(normed, layer.gate_up), layer.down)

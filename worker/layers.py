@@ -13,6 +13,7 @@ from lockstep.worker.config import RopeScaling
 from lockstep.worker.forward import AttentionMetadata
 from lockstep.worker.kernels.ops import add_rms_norm, norm_rope_, rms_norm
 from lockstep.worker.kv_cache import KVCache
+from lockstep.worker.rotation import Rotation
 
 
 class RMSNorm(nn.Module):
@@ -54,7 +55,7 @@ def _llama3_frequencies(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
 
 
 class RotaryEmbedding(nn.Module):
-    """Rotates halves of each head by position, in place.
+    """Rotates halves of each head by position, in place or by whoever takes ``rotation``.
 
     The table is [max_positions, head_dim] float32: cosines, then sines.
     """
@@ -79,10 +80,14 @@ class RotaryEmbedding(nn.Module):
         self, q: Tensor, k: Tensor, positions: Tensor, norms: "tuple[RMSNorm, RMSNorm] | None"
     ) -> None:
         """q and k are [num_tokens, heads, head_dim]; each head is normed first, if by anything."""
-        weights, eps = None, 0.0
-        if norms is not None:
-            weights, eps = (norms[0].weight, norms[1].weight), norms[0].eps
-        norm_rope_(q, k, positions, self.cos_sin, weights, eps)
+        turn = self.rotation(norms)
+        norm_rope_(q, k, positions, turn.cos_sin, turn.weights, turn.eps)
+
+    def rotation(self, norms: "tuple[RMSNorm, RMSNorm] | None") -> Rotation:
+        """What ``forward`` does, for an attention that does it on its way."""
+        if norms is None:
+            return Rotation(self.cos_sin, None, 0.0)
+        return Rotation(self.cos_sin, (norms[0].weight, norms[1].weight), norms[0].eps)
 
 
 class Attention(nn.Module):
@@ -104,6 +109,7 @@ class Attention(nn.Module):
         v: Tensor,
         metadata: AttentionMetadata,
         kv: KVCache,
+        rotation: Rotation | None,
         out: Tensor,
     ) -> None:
         """q, k, v [num_tokens, heads, head_dim], rows may be strided; ``out`` is like q, dense."""
@@ -115,5 +121,6 @@ class Attention(nn.Module):
             metadata,
             scale=self.scale,
             window=self.window,
+            rotation=rotation,
             out=out,
         )

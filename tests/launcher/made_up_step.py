@@ -9,7 +9,6 @@ from lockstep.worker.profiling.operation import Operation
 _LAYER = (
     "_add_rms_norm_kernel",
     "_one_row_kernel",
-    "_norm_rope_kernel",
     "_decode_attention_kernel",
     "_one_row_kernel",
     "_add_rms_norm_kernel",

@@ -100,7 +100,7 @@ def test_the_last_of_equal_steps_starts_at_zero() -> None:
 
 def test_products_are_told_apart_by_their_order() -> None:
     roles = roles_of(NAMES, MODEL.num_layers)
-    layer = ["qkv", "rope", "attention", "o", "add_norm", "gate_up", "down"]
+    layer = ["qkv", "attention", "o", "add_norm", "gate_up", "down"]
     opening, closing = ["inputs", None, "norm"], ["add_norm", "lm_head", "scores", "tail", "copy"]
     assert roles == [*opening, *layer, "add_norm", *layer, *closing]
 

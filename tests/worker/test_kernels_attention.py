@@ -23,6 +23,7 @@ from lockstep.worker.kernels import (  # noqa: E402
     store_kv,
 )
 from lockstep.worker.kernels.chunks import DecodeWorkspace  # noqa: E402
+from lockstep.worker.rotation import Rotation  # noqa: E402
 from lockstep.worker.warm_up import warm_up_plans  # noqa: E402
 
 pytestmark = kernel_marks()
@@ -57,12 +58,15 @@ def _case(name: str, shape: str = "small") -> PagedCase:
 
 
 def _attend(
-    case: PagedCase, window: int | None = None, backend: TritonAttention | None = None
+    case: PagedCase,
+    window: int | None = None,
+    backend: TritonAttention | None = None,
+    rotation: Rotation | None = None,
 ) -> Tensor:
     out = torch.full_like(case.q, float("nan"))
     (backend or TritonAttention(case.sizes())).forward(
         case.q, case.k, case.v, case.cache.layer(0), case.metadata,
-        scale=SCALE, window=window, out=out,
+        scale=SCALE, window=window, rotation=rotation, out=out,
     )  # fmt: skip
     return out
 
@@ -281,14 +285,17 @@ def test_a_captured_decode_follows_context_lens_and_repeats_bit_for_bit() -> Non
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_row_has_the_same_bits_in_batches_of_any_size(dtype: torch.dtype, rows: int) -> None:
     """Each of many rows is computed by fewer warps, and all its chunks by one program."""
+    rotation = Rotation(torch.randn(1500, 128, device="cuda"), None, 0.0)
     contexts = [1, 17, 208, 256, 257, 520, 700, 1500] * (rows // 8)
     case = make_case(
         [1] * rows, contexts, num_heads=32, num_kv_heads=8, head_dim=128, block_size=16,
         dtype=dtype, device="cuda",
     )  # fmt: skip
-    together = _attend(case)
-    for row in range(8):
-        assert _attend(case.alone(row)).equal(together[row : row + 1])
+    for turn in (None, rotation):
+        together = _attend(case, rotation=turn)
+        for row in range(8):
+            alone = _attend(case.alone(row), rotation=turn)
+            assert alone.equal(together[row : row + 1])
 
 
 def warm_up_lens(schedule: ScheduleConfig) -> Iterator[tuple[list[int], int]]:
@@ -309,13 +316,16 @@ def test_batches_of_all_sizes_use_the_kernels_of_the_workers_warm_up() -> None:
     shape = {"num_heads": 20, "num_kv_heads": 5, "head_dim": 112, "block_size": 16}
     options = {**shape, "dtype": torch.bfloat16, "device": "cuda"}
 
+    rotation = Rotation(torch.randn(4096, 112, device="cuda"), None, 0.0)
+
     def attend(
         query_lens: list[int], contexts: list[int], window: int | None = None, longest: int = 0
     ) -> None:
+        """Rotating in decode form, as a model does where it calls all its layers."""
         case = make_case(query_lens, contexts, spare_blocks=len(contexts), **options)
         longest = max(longest, case.metadata.max_query_len)
         case.metadata = replace(case.metadata, max_query_len=longest)
-        _attend(case, window)
+        _attend(case, window, rotation=rotation if longest == 1 else None)
 
     with compilations() as at_start:
         schedule = ScheduleConfig(max_num_seqs=128, max_num_batched_tokens=256, max_model_len=900)
@@ -332,6 +342,8 @@ def test_batches_of_all_sizes_use_the_kernels_of_the_workers_warm_up() -> None:
         for rows in (1, 2, 3, 8, 16, 17, 40, 60, 100, 128):
             attend([1] * rows, [17 * row + 1 for row in range(rows)])
             attend([5] * rows, [17 * row + 5 for row in range(rows)], window=16)
+            # What lies between segments comes rotated in decode form too.
+            _attend(make_case([1] * rows, [9] * rows, **options))
         attend([1, 0, 1], [16, 1, 33])
         attend([1], [900])
         attend([300], [300])

@@ -10,6 +10,7 @@ from torch import Tensor
 from lockstep.worker.attention.registry import ADAPTERS, backend_for
 from lockstep.worker.forward import AttentionMetadata
 from lockstep.worker.graphs.mode import AttentionSupport
+from lockstep.worker.rotation import Rotation
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,10 @@ class AttentionBackend(Protocol):
     name: str
     support: AttentionSupport
 
+    def rotates(self, metadata: AttentionMetadata, num_tokens: int) -> bool:
+        """True if ``forward`` can take the rotation of such a batch, from host numbers alone."""
+        ...
+
     def forward(
         self,
         q: Tensor,
@@ -46,6 +51,7 @@ class AttentionBackend(Protocol):
         *,
         scale: float,
         window: int | None,
+        rotation: Rotation | None = None,
         out: Tensor,
     ) -> None:
         """Write the attention of ``q`` into ``out``.
@@ -59,6 +65,8 @@ class AttentionBackend(Protocol):
             k, v: [num_tokens, num_kv_heads, head_dim], stored at ``metadata.slots``.
             layer_kv: the layer's cache, each [num_blocks, block_size, num_kv_heads, head_dim].
             window: how many tokens a query sees, itself included; None for all.
+            rotation: what q and k still have to go through, only where ``rotates``; what is
+                left in them is then unspecified. None if they have been rotated.
         """
         ...
 

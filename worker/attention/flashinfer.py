@@ -10,6 +10,7 @@ from lockstep.worker.attention.base import AttentionSizes
 from lockstep.worker.attention.paged_layout import PagedLayout, paged_layout
 from lockstep.worker.forward import AttentionMetadata
 from lockstep.worker.graphs.mode import AttentionSupport
+from lockstep.worker.rotation import Rotation
 
 HEAD_DIMS = (64, 128, 256)
 DTYPES = (torch.float16, torch.bfloat16)
@@ -58,6 +59,9 @@ class FlashInferAttention:
         self._planned: set[_Kind] = set()
         self._step: tuple[AttentionMetadata, PagedLayout] | None = None
 
+    def rotates(self, metadata: AttentionMetadata, num_tokens: int) -> bool:
+        return False
+
     def forward(
         self,
         q: Tensor,
@@ -68,6 +72,7 @@ class FlashInferAttention:
         *,
         scale: float,
         window: int | None,
+        rotation: Rotation | None = None,
         out: Tensor,
     ) -> None:
         self._store_kv(k, v, layer_kv, metadata.slots)

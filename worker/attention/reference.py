@@ -7,6 +7,7 @@ from lockstep.worker.attention.base import AttentionSizes
 from lockstep.worker.forward import AttentionMetadata
 from lockstep.worker.graphs.guard import unguarded
 from lockstep.worker.graphs.mode import AttentionSupport
+from lockstep.worker.rotation import Rotation
 
 _GATHER_BYTES = 64 << 20
 _QUERIES_PER_PASS = 512
@@ -22,6 +23,9 @@ class ReferenceAttention:
         token_bytes = 4 * sizes.num_kv_heads * sizes.head_dim
         self._tokens_per_gather = max(1, _GATHER_BYTES // token_bytes)
 
+    def rotates(self, metadata: AttentionMetadata, num_tokens: int) -> bool:
+        return False
+
     def forward(
         self,
         q: Tensor,
@@ -32,6 +36,7 @@ class ReferenceAttention:
         *,
         scale: float,
         window: int | None,
+        rotation: Rotation | None = None,
         out: Tensor,
     ) -> None:
         _store(k, v, layer_kv, metadata.slots)

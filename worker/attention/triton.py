@@ -9,6 +9,7 @@ from lockstep.worker.kernels.chunks import DecodeWorkspace
 from lockstep.worker.kernels.decode_attention import decode_attention
 from lockstep.worker.kernels.prefill_attention import prefill_attention
 from lockstep.worker.kernels.store_kv import store_kv
+from lockstep.worker.rotation import Rotation
 
 
 class TritonAttention:
@@ -30,6 +31,9 @@ class TritonAttention:
             sizes.device,
         )
 
+    def rotates(self, metadata: AttentionMetadata, num_tokens: int) -> bool:
+        return metadata.is_decode(num_tokens)
+
     def forward(
         self,
         q: Tensor,
@@ -40,11 +44,13 @@ class TritonAttention:
         *,
         scale: float,
         window: int | None,
+        rotation: Rotation | None = None,
         out: Tensor,
     ) -> None:
         if not metadata.is_decode(q.shape[0]):
             store_kv(k, v, layer_kv, metadata.slots)
             prefill_attention(q, layer_kv, metadata, scale=scale, window=window, out=out)
         decode_attention(
-            q, k, v, layer_kv, metadata, self._workspace, scale=scale, window=window, out=out
-        )
+            q, k, v, layer_kv, metadata, self._workspace,
+            scale=scale, window=window, rotation=rotation, out=out,
+        )  # fmt: skip

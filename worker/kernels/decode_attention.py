@@ -5,9 +5,10 @@ them all it adds them up as it goes. Otherwise each chunk leaves a partial resul
 that arrives last adds them up, in the same order and by the same operations. So the grid can be
 fixed when a graph is captured: programs without a chunk leave at once.
 
-The key and value of this step come from registers and are stored to their slot on the way. Lengths
-and block ids, which the first kernel of a step writes, are read before the kernel ahead of this
-one, which rotates queries and keys, has ended.
+The key and value of this step come from registers and are stored to their slot on the way; in
+decode form queries and keys may come as a product left them, and are normed and rotated here.
+Before the kernel ahead of this one has ended, lengths and block ids are read, which the first
+kernel of a step writes, and what nobody writes while serving.
 """
 
 import triton
@@ -24,7 +25,9 @@ from lockstep.worker.kernels.chunks import (
     merge_chunks,
 )
 from lockstep.worker.kernels.prefill_attention import LOG2_E, NO_WINDOW
+from lockstep.worker.kernels.rope import load_head_norm, load_rotated, load_turn
 from lockstep.worker.kernels.store_kv import cache_strides
+from lockstep.worker.rotation import Rotation
 
 # Columns of a dot that stands for a sum; keys of one that stands for one key's.
 _SUM_COLUMNS: tl.constexpr = tl.constexpr(8)
@@ -102,13 +105,13 @@ def _attend_chunk(
 def _decode_attention_kernel(
     out_ptr, q_ptr, k_ptr, v_ptr, k_cache_ptr, v_cache_ptr, slots_ptr, query_start_loc_ptr,
     context_lens_ptr, block_table_ptr, part_acc_ptr, part_max_ptr, part_sum_ptr, arrivals_ptr,
-    window, table_row, scale_log2,
+    cos_sin_ptr, q_weight_ptr, k_weight_ptr, window, table_row, scale_log2, eps,
     Q_ROW: tl.constexpr, K_ROW: tl.constexpr, V_ROW: tl.constexpr, OUT_ROW: tl.constexpr,
     BLOCK_STRIDE: tl.constexpr, TOKEN_STRIDE: tl.constexpr, HEAD_STRIDE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
     GROUP_PAD: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr,
     TILE: tl.constexpr, SHORT: tl.constexpr, SHORT_CHUNK: tl.constexpr, MIN_CHUNK: tl.constexpr,
-    MAX_CHUNKS: tl.constexpr, TOKEN_IS_ROW: tl.constexpr, CHAINED: tl.constexpr,
+    MAX_CHUNKS: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     num_programs = tl.num_programs(0)
@@ -119,7 +122,7 @@ def _decode_attention_kernel(
     chunk_len = chunk_length(context - begin, TILE, SHORT, SHORT_CHUNK, MIN_CHUNK, MAX_CHUNKS)
     num_chunks = tl.cdiv(context - begin, chunk_len)
     token = row
-    if not TOKEN_IS_ROW:
+    if not ROTATE:
         token = tl.load(query_start_loc_ptr + row, cache_modifier=".cg").to(tl.int64)
         next_token = tl.load(query_start_loc_ptr + row + 1, cache_modifier=".cg")
         num_chunks = tl.where(next_token == token + 1, num_chunks, 0)
@@ -132,22 +135,39 @@ def _decode_attention_kernel(
     # The ids of a tile's blocks are always asked for a tile ahead.
     tile = tl.arange(0, TILE)
     block_ids = _block_ids(table_ptr, first + tile, end, BLOCK_SIZE)
+    dims = tl.arange(0, HEAD_PAD)
+    if ROTATE:
+        cos, sin = load_turn(cos_sin_ptr, end, dims, HEAD_DIM)
+        q_cos, q_sin = cos[None, :], sin[None, :]
+        q_weight, q_partner, k_weight, k_partner = 1.0, 1.0, 1.0, 1.0
+        if NORM:
+            weight, partner = load_head_norm(q_weight_ptr, dims, HEAD_DIM)
+            q_weight, q_partner = weight[None, :], partner[None, :]
+            k_weight, k_partner = load_head_norm(k_weight_ptr, dims, HEAD_DIM)
     follow(CHAINED)
     if program >= num_chunks:
         return
 
     heads = tl.arange(0, GROUP_PAD)
-    dims = tl.arange(0, HEAD_PAD)
     dim_ok = dims < HEAD_DIM
     head_ok = heads < GROUP
     mask = head_ok[:, None] & dim_ok[None, :]
-    column = (kv_head * GROUP + heads)[:, None] * HEAD_DIM + dims[None, :]
-    q = tl.load(q_ptr + token * Q_ROW + column, mask=mask, other=0.0)
+    head_column = (kv_head * GROUP + heads)[:, None] * HEAD_DIM
+    q_heads = q_ptr + token * Q_ROW + head_column
+    k_head = k_ptr + token * K_ROW + kv_head * HEAD_DIM
     # The program with the last chunk owns the new token.
     newest = dim_ok & (program == (num_chunks - 1) % num_programs)
-    source = kv_head * HEAD_DIM + dims
-    new_k = tl.load(k_ptr + token * K_ROW + source, mask=newest, other=0.0)
-    new_v = tl.load(v_ptr + token * V_ROW + source, mask=newest, other=0.0)
+    if ROTATE:
+        q = load_rotated(
+            q_heads, dims[None, :], mask, q_cos, q_sin, q_weight, q_partner, eps, HEAD_DIM, NORM
+        )
+        new_k = load_rotated(
+            k_head, dims, newest, cos, sin, k_weight, k_partner, eps, HEAD_DIM, NORM
+        )
+    else:
+        q = tl.load(q_heads + dims[None, :], mask=mask, other=0.0)
+        new_k = tl.load(k_head + dims, mask=newest, other=0.0)
+    new_v = tl.load(v_ptr + token * V_ROW + kv_head * HEAD_DIM + dims, mask=newest, other=0.0)
 
     # A sum of weights is a dot: its order does not follow from the number of warps.
     ones = tl.full([TILE, _SUM_COLUMNS], 1.0, q.dtype)
@@ -185,7 +205,8 @@ def _decode_attention_kernel(
     tl.store(v_cache_ptr + new_place + dims, new_v, mask=newest)
     if workers == 1:
         result = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
-        tl.store(out_ptr + token * OUT_ROW + column, result, mask=mask)
+        out_heads = out_ptr + token * OUT_ROW + head_column
+        tl.store(out_heads + dims[None, :], result, mask=mask)
     else:
         # All threads' partial results come before the one thread's release below.
         tl.debug_barrier()
@@ -225,6 +246,7 @@ def decode_attention(
     *,
     scale: float,
     window: int | None,
+    rotation: Rotation | None,
     out: Tensor,
 ) -> None:
     """Store k, v [num_tokens, num_kv_heads, head_dim], attend q [num_tokens, num_heads, head_dim].
@@ -233,12 +255,22 @@ def decode_attention(
     row. A row's key and value enter the attention from ``k`` and ``v``, not from the cache.
     ``metadata`` must have been written before the kernel ahead of this one: it is read early.
 
+    Args:
+        rotation: in decode form alone: what q and k still have to go through, to the position
+            ``context_lens - 1``. The cache gets the rotated key. They themselves stay as they are:
+            in decode form nobody reads them but this kernel.
+
     Raises:
-        ValueError: more rows than the workspace holds.
+        ValueError: more rows than the workspace holds, or a rotation of a batch in another form.
     """
     num_tokens, num_heads, head_dim = q.shape
     num_rows, k_cache = metadata.context_lens.shape[0], layer_kv[0]
     workspace.check(num_rows)
+    if rotation is not None and not metadata.is_decode(num_tokens):
+        raise ValueError(f"rotation needs one token a row, got {num_tokens} and {num_rows} rows")
+    # Without one its tensors are not looked at.
+    turn = rotation or Rotation(q, None, 0.0)
+    q_weight, k_weight = turn.weights or (q, k)
     num_kv_heads = k.shape[1]
     group = num_heads // num_kv_heads
     group_pad = max(16, triton.next_power_of_2(group))
@@ -249,11 +281,12 @@ def decode_attention(
         out, q, k, v, *layer_kv, metadata.slots, metadata.query_start_loc,
         metadata.context_lens, metadata.block_table,
         workspace.partial_acc, workspace.partial_max, workspace.partial_sum, workspace.arrivals,
-        window or NO_WINDOW, metadata.block_table.stride(0), scale * LOG2_E,
+        turn.cos_sin, q_weight, k_weight,
+        window or NO_WINDOW, metadata.block_table.stride(0), scale * LOG2_E, turn.eps,
         Q_ROW=q.stride(0), K_ROW=k.stride(0), V_ROW=v.stride(0), OUT_ROW=out.stride(0),
         **cache_strides(k_cache), BLOCK_SIZE=k_cache.shape[1], NUM_KV_HEADS=num_kv_heads,
         GROUP=group, GROUP_PAD=group_pad, HEADS=triton.next_power_of_2(group),
         HEAD_DIM=head_dim, HEAD_PAD=head_pad, **cutting(num_kv_heads),
-        TOKEN_IS_ROW=metadata.is_decode(num_tokens),
+        ROTATE=rotation is not None, NORM=turn.weights is not None,
         **_launch(group_pad, head_pad, q.element_size(), per_sm), **chained(),
     )  # fmt: skip

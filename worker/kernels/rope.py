@@ -1,6 +1,7 @@
-"""Rotary position embedding of q and k in place, after an optional RMSNorm of each head.
+"""Rotary position embedding of q and k after an optional RMSNorm of each head. CUDA, Triton.
 
-CUDA, Triton. A rotated pair is (i, i + head_dim / 2), as in Hugging Face's Llama.
+In place, or on the way into decode attention, with the same bits but for the order of a norm's
+sum. A rotated pair is (i, i + head_dim / 2), as in Hugging Face's Llama.
 """
 
 import triton
@@ -10,6 +11,53 @@ from torch import Tensor
 from lockstep.worker.kernels.chain import chained, follow
 
 _MANY_TOKENS = 1024
+
+
+@triton.jit
+def _turned(x, partner, cos, signed_sin):
+    """Fused by hand: the compiler might round the one half of a pair otherwise than the other."""
+    return tl.fma(x, cos, partner * signed_sin)
+
+
+@triton.jit
+def load_turn(cos_sin_ptr, position, dims, HEAD_DIM: tl.constexpr):
+    """(cosine, signed sine) that ``dims`` of a head and their partners are multiplied by."""
+    HALF: tl.constexpr = HEAD_DIM // 2
+    live = dims < HEAD_DIM
+    places = cos_sin_ptr + position.to(tl.int64) * HEAD_DIM + dims % HALF
+    cos = tl.load(places, mask=live, other=0.0).to(tl.float32)
+    sin = tl.load(places + HALF, mask=live, other=0.0).to(tl.float32)
+    return cos, tl.where(dims < HALF, -sin, sin)
+
+
+@triton.jit
+def load_head_norm(weight_ptr, dims, HEAD_DIM: tl.constexpr):
+    """Weights of ``dims`` and of their partners."""
+    live = dims < HEAD_DIM
+    weight = tl.load(weight_ptr + dims, mask=live, other=0.0).to(tl.float32)
+    partner = tl.load(weight_ptr + _partners(dims, HEAD_DIM), mask=live, other=0.0)
+    return weight, partner.to(tl.float32)
+
+
+@triton.jit
+def load_rotated(
+    heads_ptr, dims, live, cos, signed_sin, weight, partner_weight, eps,
+    HEAD_DIM: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """``dims`` of the heads that begin at ``heads_ptr``, normed and rotated; 0 if not ``live``."""
+    loaded = tl.load(heads_ptr + dims, mask=live, other=0.0)
+    partner = tl.load(heads_ptr + _partners(dims, HEAD_DIM), mask=live, other=0.0).to(tl.float32)
+    x = loaded.to(tl.float32)
+    if NORM:
+        scale = tl.rsqrt(tl.sum(x * x, -1, keep_dims=True) / HEAD_DIM + eps)
+        x = x * scale * weight
+        partner = partner * scale * partner_weight
+    return _turned(x, partner, cos, signed_sin).to(loaded.dtype)
+
+
+@triton.jit
+def _partners(dims, HEAD_DIM: tl.constexpr):
+    return (dims + HEAD_DIM // 2) % HEAD_DIM
 
 
 @triton.jit
@@ -31,8 +79,8 @@ def _norm_and_rotate(
         high_weight = tl.load(weight_ptr + HALF + pair, mask=pair < HALF, other=0.0)
         low = low * scale * low_weight[None, :]
         high = high * scale * high_weight.to(tl.float32)[None, :]
-    rotated_low = low * cos[None, :] - high * sin[None, :]
-    rotated_high = high * cos[None, :] + low * sin[None, :]
+    rotated_low = _turned(low, high, cos[None, :], -sin[None, :])
+    rotated_high = _turned(high, low, cos[None, :], sin[None, :])
     tl.store(places, rotated_low.to(x_ptr.dtype.element_ty), mask=live)
     tl.store(places + HALF, rotated_high.to(x_ptr.dtype.element_ty), mask=live)
 

@@ -56,16 +56,30 @@ class DecoderAttention(nn.Module):
         window = config.window(layer_id)
         self.attention = Attention(layer_id, backend, scale=head_dim**-0.5, window=window)
 
-    def rotate(self, qkv: Tensor, positions: Tensor) -> Tensor:
-        """``qkv_proj``'s product as [num_tokens, q, k and v heads, head_dim], q and k rotated."""
-        heads = qkv.view(qkv.shape[0], -1, self.head_dim)
+    def heads(self, qkv: Tensor) -> Tensor:
+        """``qkv_proj``'s product as [num_tokens, q, k and v heads, head_dim]."""
+        return qkv.view(qkv.shape[0], -1, self.head_dim)
+
+    def rotate(self, heads: Tensor, positions: Tensor) -> None:
+        """Norm q and k of ``heads``, if this model does, and rotate them, in place."""
         q, k, _ = self._split(heads)
         self.rotary(q, k, positions, self._norms())
-        return heads
 
     def attend(self, heads: Tensor, metadata: AttentionMetadata, kv: KVCache, out: Tensor) -> None:
-        """Attention of ``rotate``'s heads into ``out`` [num_tokens, num_heads, head_dim]."""
-        self.attention(*self._split(heads), metadata, kv, out)
+        """Attention of rotated heads into ``out`` [num_tokens, num_heads, head_dim]."""
+        self.attention(*self._split(heads), metadata, kv, None, out)
+
+    def rotate_and_attend(
+        self, heads: Tensor, inputs: ForwardInputs, kv: KVCache, out: Tensor
+    ) -> None:
+        """Both, by one kernel where the backend can."""
+        metadata = inputs.attention
+        if self.attention.backend.rotates(metadata, len(heads)):
+            rotation = self.rotary.rotation(self._norms())
+            self.attention(*self._split(heads), metadata, kv, rotation, out)
+        else:
+            self.rotate(heads, inputs.positions)
+            self.attend(heads, metadata, kv, out)
 
     def _split(self, heads: Tensor) -> tuple[Tensor, ...]:
         return torch.split(heads, [self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1)
@@ -114,32 +128,31 @@ class DecoderLayer(nn.Module):
 
 
 class SegmentFunctions(NamedTuple):
-    """What the segments compute, the same functions for all layers: all there is to compile."""
+    """What lies between attentions but for the rotation, the same functions for all layers.
 
-    opening: Callable[[nn.Module, DecoderLayer, Tensor, Tensor], tuple[Tensor, Tensor]]
-    between: Callable[[DecoderLayer, DecoderLayer, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+    They are all there is to compile.
+    """
+
+    opening: Callable[[nn.Module, DecoderLayer, Tensor], tuple[Tensor, Tensor]]
+    between: Callable[[DecoderLayer, DecoderLayer, Tensor, Tensor], tuple[Tensor, Tensor]]
     closing: Callable[[DecoderLayer, RMSNorm, Tensor, Tensor], Tensor]
 
 
 def _opening(
-    embed_tokens: nn.Module, layer: DecoderLayer, token_ids: Tensor, positions: Tensor
+    embed_tokens: nn.Module, layer: DecoderLayer, token_ids: Tensor
 ) -> tuple[Tensor, Tensor]:
     x = embed_tokens(token_ids)
     attention = layer.self_attn
-    return attention.rotate(attention.qkv_proj(layer.input_layernorm(x)), positions), x
+    return attention.heads(attention.qkv_proj(layer.input_layernorm(x))), x
 
 
 def _between(
-    before: DecoderLayer,
-    after: DecoderLayer,
-    attended: Tensor,
-    residual: Tensor,
-    positions: Tensor,
+    before: DecoderLayer, after: DecoderLayer, attended: Tensor, residual: Tensor
 ) -> tuple[Tensor, Tensor]:
     activated, residual = before.activate(attended, residual)
     attention, norm = after.self_attn, after.input_layernorm
     qkv, residual = before.mlp.down_proj.into(activated, residual, norm, attention.qkv_proj)
-    return attention.rotate(qkv, positions), residual
+    return attention.heads(qkv), residual
 
 
 def _closing(layer: DecoderLayer, norm: RMSNorm, attended: Tensor, residual: Tensor) -> Tensor:
@@ -173,16 +186,14 @@ class DecoderBody(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, place)
         self.segments = SegmentFunctions(_opening, _between, _closing)
 
-    def opening(self, token_ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """(heads, residual) for the first attention."""
-        return self.segments.opening(self.embed_tokens, self.layer(0), token_ids, positions)
+    def opening(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """(heads not rotated yet, residual) for the first attention."""
+        return self.segments.opening(self.embed_tokens, self.layer(0), token_ids)
 
-    def between(
-        self, layer_id: int, attended: Tensor, residual: Tensor, positions: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """From the attention before ``layer_id``'s to (heads, residual) for that one."""
+    def between(self, layer_id: int, attended: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """From the attention before ``layer_id``'s to (heads not rotated yet, residual) for it."""
         before, after = self.layer(layer_id - 1), self.layer(layer_id)
-        return self.segments.between(before, after, attended, residual, positions)
+        return self.segments.between(before, after, attended, residual)
 
     def closing(self, attended: Tensor, residual: Tensor) -> Tensor:
         """The final-normed hidden state, from the last attention."""
@@ -228,12 +239,12 @@ class DecoderModel(nn.Module):
 
     def forward(self, inputs: ForwardInputs, kv: KVCache) -> Tensor:
         """The final-normed hidden state of every token, [num_tokens, hidden_size]."""
-        body, metadata = self.model, inputs.attention
-        heads, residual = body.opening(inputs.token_ids, inputs.positions)
-        attended = self._attend(0, heads, metadata, kv)
+        body = self.model
+        heads, residual = body.opening(inputs.token_ids)
+        attended = self._attend(0, heads, inputs, kv)
         for layer_id in range(1, self.num_layers):
-            heads, residual = body.between(layer_id, attended, residual, inputs.positions)
-            attended = self._attend(layer_id, heads, metadata, kv)
+            heads, residual = body.between(layer_id, attended, residual)
+            attended = self._attend(layer_id, heads, inputs, kv)
         return body.closing(attended, residual)
 
     def new_flow(self, num_tokens: int) -> Flow:
@@ -249,16 +260,16 @@ class DecoderModel(nn.Module):
         )
 
     def run_segment(self, index: int, flow: Flow) -> None:
-        """One of ``num_layers + 1`` segments, from ``flow`` to ``flow``."""
+        """One of ``num_layers + 1`` segments, from ``flow`` to ``flow``; its heads are rotated."""
+        body = self.model
         if index == self.num_layers:
-            flow.hidden.copy_(self.model.closing(flow.attended, flow.residual))
+            flow.hidden.copy_(body.closing(flow.attended, flow.residual))
             return
         if index == 0:
-            heads, residual = self.model.opening(flow.token_ids, flow.positions)
+            heads, residual = body.opening(flow.token_ids)
         else:
-            heads, residual = self.model.between(
-                index, flow.attended, flow.residual, flow.positions
-            )
+            heads, residual = body.between(index, flow.attended, flow.residual)
+        body.layer(index).self_attn.rotate(heads, flow.positions)
         flow.heads.copy_(heads)
         flow.residual.copy_(residual)
 
@@ -266,11 +277,9 @@ class DecoderModel(nn.Module):
         """The attention behind segment ``index``, from ``flow`` to ``flow``."""
         self.model.layer(index).self_attn.attend(flow.heads, metadata, kv, flow.attended)
 
-    def _attend(
-        self, layer_id: int, heads: Tensor, metadata: AttentionMetadata, kv: KVCache
-    ) -> Tensor:
+    def _attend(self, layer_id: int, heads: Tensor, inputs: ForwardInputs, kv: KVCache) -> Tensor:
         attended = heads.new_empty(heads.shape[0], self.num_heads_local, heads.shape[2])
-        self.model.layer(layer_id).self_attn.attend(heads, metadata, kv, attended)
+        self.model.layer(layer_id).self_attn.rotate_and_attend(heads, inputs, kv, attended)
         return attended
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
