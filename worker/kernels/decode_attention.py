@@ -246,7 +246,7 @@ def decode_attention(
     *,
     scale: float,
     window: int | None,
-    rotation: Rotation | None,
+    rotation: Rotation | None = None,
     out: Tensor,
 ) -> None:
     """Store k, v [num_tokens, num_kv_heads, head_dim], attend q [num_tokens, num_heads, head_dim].
