@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.comm.all_reduce.base import AddNorm
-from lockstep.parallel.placement import Placement
+from lockstep.parallel.placement import NormedSum, Placement
 from lockstep.parallel.shard import HeadLayout, Shard, even_shard
 from lockstep.parallel.weight_shard import WeightShard, replicated
 
@@ -35,9 +35,9 @@ class ColumnParallelLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.linear(x, self.weight, self.bias)
 
-    def of_norm(self, x: Tensor, residual: Tensor, norm: AddNorm) -> tuple[Tensor, Tensor]:
-        """(``forward`` of the norm of x + residual, that sum)."""
-        return self.linear.of_norm(x, residual, norm, self.weight, self.bias)
+    def of_norm(self, summed: NormedSum) -> tuple[Tensor, Tensor]:
+        """(``forward`` of ``summed``, the sum before its norm)."""
+        return self.linear.of_norm(summed, self.weight, self.bias)
 
     def weight_shards(self, name: str) -> Iterator[WeightShard]:
         yield from self._fused("weight", self.weight, (self.in_features,))
@@ -75,8 +75,8 @@ class GateUpParallelLinear(ColumnParallelLinear):
     def forward(self, x: Tensor) -> Tensor:
         return self.linear.gated(x, self.weight, self.bias)
 
-    def of_norm(self, x: Tensor, residual: Tensor, norm: AddNorm) -> tuple[Tensor, Tensor]:
-        return self.linear.gated_of_norm(x, residual, norm, self.weight, self.bias)
+    def of_norm(self, summed: NormedSum) -> tuple[Tensor, Tensor]:
+        return self.linear.gated_of_norm(summed, self.weight, self.bias)
 
 
 class RowParallelLinear(nn.Module):
@@ -127,7 +127,7 @@ class RowParallelLinear(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """(``column`` of the norm of ``forward`` + ``residual``, that sum)."""
         if self.tp.size == 1 and self.bias is None:
-            return column.of_norm(self.linear(x, self.weight), residual, norm)
+            return column.of_norm(NormedSum(x, self.weight, residual, norm))
         normed, total = self.add_norm(x, residual, norm)
         return column(normed), total
 

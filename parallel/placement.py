@@ -1,7 +1,7 @@
 """Where the weights of a module live, and how a rank multiplies by them."""
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -9,6 +9,18 @@ from torch import Tensor, nn
 
 from lockstep.comm.all_reduce.base import AddNorm
 from lockstep.comm.collectives import Communicator
+
+
+class NormedSum(NamedTuple):
+    """The norm of x @ weight.T + residual, of which nothing is computed yet.
+
+    x is [rows, in_size], weight [size, in_size], residual [rows, size].
+    """
+
+    x: Tensor
+    weight: Tensor
+    residual: Tensor
+    norm: AddNorm
 
 
 class LinearOps(Protocol):
@@ -27,15 +39,15 @@ class LinearOps(Protocol):
         ...
 
     def of_norm(
-        self, x: Tensor, residual: Tensor, norm: AddNorm, weight: Tensor, bias: Tensor | None = None
+        self, summed: NormedSum, weight: Tensor, bias: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """(product with the norm of x + residual, that sum)."""
+        """(product with ``summed``, the sum before its norm)."""
         ...
 
     def gated_of_norm(
-        self, x: Tensor, residual: Tensor, norm: AddNorm, weight: Tensor, bias: Tensor | None = None
+        self, summed: NormedSum, weight: Tensor, bias: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """(``gated`` of the norm of x + residual, that sum)."""
+        """(``gated`` of ``summed``, the sum before its norm)."""
         ...
 
 
@@ -53,16 +65,19 @@ class TorchLinear:
         return F.embedding(row_ids, weight)
 
     def of_norm(
-        self, x: Tensor, residual: Tensor, norm: AddNorm, weight: Tensor, bias: Tensor | None = None
+        self, summed: NormedSum, weight: Tensor, bias: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        normed, total = norm.add(x, residual)
+        normed, total = self._norm(summed)
         return self(normed, weight, bias), total
 
     def gated_of_norm(
-        self, x: Tensor, residual: Tensor, norm: AddNorm, weight: Tensor, bias: Tensor | None = None
+        self, summed: NormedSum, weight: Tensor, bias: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        normed, total = norm.add(x, residual)
+        normed, total = self._norm(summed)
         return self.gated(normed, weight, bias), total
+
+    def _norm(self, summed: NormedSum) -> tuple[Tensor, Tensor]:
+        return summed.norm.add(self(summed.x, summed.weight), summed.residual)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from lockstep.worker.profiling.operation import Operation, own_times
-from lockstep.worker.profiling.roles import is_gated, roles_of
+from lockstep.worker.profiling.roles import adds_residual, is_gated, roles_of
 from lockstep.worker.profiling.traffic import Traffic
 
 _TEMPLATE = re.compile(r"<[^<>]*>")
@@ -63,8 +63,11 @@ def short_name(name: str) -> str:
 def _calls(operations: Sequence[Operation], traffic: Traffic) -> Iterable[_Call]:
     names = [each.name for each in operations]
     roles = roles_of(names, traffic.footprint.config.num_layers)
-    for name, role, time_us in zip(names, roles, own_times(operations), strict=True):
+    followers, times = [*names[1:], ""], own_times(operations)
+    for name, role, follower, time_us in zip(names, roles, followers, times, strict=True):
         num_bytes = traffic.bytes_of(role, gated=is_gated(name))
+        if num_bytes is not None and adds_residual(name, role, follower):
+            num_bytes += traffic.residual_bytes
         yield _Call(short_name(name), role, time_us, num_bytes)
 
 

@@ -162,6 +162,34 @@ def test_a_gate_that_is_not_fused_is_written_and_read_again() -> None:
 
 
 @pytest.mark.parametrize(
+    ("making", "reading", "adding"),
+    [
+        ("_one_row_kernel", "_normed_one_row_kernel", {"gate_up": 2, "qkv": 1}),
+        ("_few_rows_kernel", "_few_rows_kernel", {"o": 2, "down": 1}),
+        ("nvjet_tst", "_few_rows_kernel", {}),
+    ],
+    ids=["one row", "few rows", "many rows"],
+)
+def test_the_residual_is_moved_where_it_is_added(
+    making: str, reading: str, adding: dict[str, int]
+) -> None:
+    """In two layers, whose last sum is normed apart."""
+    layer = ("_norm_rope_kernel", "_decode_attention_kernel", making, reading, making)
+    first = ("_rms_norm_kernel", making)
+    names = [*first, *layer, reading, *layer, "_add_rms_norm_kernel", "nvjet_tst"]
+    step = [Operation(name, float(at), 1.0, 0) for at, name in enumerate(names)]
+    traffic = Traffic(Footprint(MODEL), num_reqs=3, num_tokens=4, context_len=40)
+    found = dict[str, int]()
+    for kernel in group_kernels(step, traffic, CEILING):
+        if kernel.role in LAYER_LINEARS and kernel.num_bytes is not None:
+            gated = "nvjet" not in kernel.name
+            alone = kernel.calls * (traffic.bytes_of(kernel.role, gated=gated) or 0)
+            found[kernel.role] = found.get(kernel.role, 0) + kernel.num_bytes - alone
+    each = (2 * 4 + 1) * 64 * 2
+    assert found == {role: each * adding.get(role, 0) for role in LAYER_LINEARS}
+
+
+@pytest.mark.parametrize(
     ("name", "short"),
     [
         ("_one_row_kernel", "_one_row_kernel"),

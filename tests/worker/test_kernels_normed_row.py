@@ -1,17 +1,16 @@
 """A product with the norm of a sum, one row in one kernel, against norm and product apart."""
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 from kernel_device import kernel_device, kernel_marks
+from normed_cases import Norm, in_float32, normed_sum, products
 from torch import Tensor
 
 DEVICE = kernel_device()
 
-from lockstep.parallel.placement import LinearOps, TorchLinear  # noqa: E402
-from lockstep.worker.kernels import ops  # noqa: E402
+from lockstep.parallel.placement import TorchLinear  # noqa: E402
 from lockstep.worker.kernels.linear import KernelLinear  # noqa: E402
+from lockstep.worker.kernels.normed_row import normed_row  # noqa: E402
 
 pytestmark = kernel_marks()
 # The interpreter has no arithmetic in bfloat16.
@@ -20,50 +19,25 @@ LIMIT = 2e-2 if DEVICE.type == "cuda" else 2e-3
 SHAPES = [(96, 1024), (65, 640), (12, 3000), (30, 64)]
 
 
-@dataclass
-class Norm:
-    """``RMSNorm.add`` without a kernel, so that it runs where kernels are interpreted too."""
-
-    weight: Tensor
-    eps: float = 1e-5
-    calls: int = 0
-
-    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        self.calls += 1
-        total = x + residual
-        return ops.rms_norm_torch(total, self.weight, self.eps), total
-
-
 def _random(*shape: int) -> Tensor:
     return torch.randn(shape, device=DEVICE).to(DTYPE)
 
 
-def products(
-    ops: LinearOps, x: Tensor, residual: Tensor, norm: Norm, weight: Tensor, bias: Tensor | None
-) -> list[tuple[Tensor, Tensor]]:
-    return [each(x, residual, norm, weight, bias) for each in (ops.of_norm, ops.gated_of_norm)]
-
-
+@pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("with_bias", [False, True])
-@pytest.mark.parametrize("out_size, in_size", SHAPES)
+@pytest.mark.parametrize("out_size, size", SHAPES)
 def test_one_row_is_norm_and_product_in_float32(
-    out_size: int, in_size: int, with_bias: bool
+    out_size: int, size: int, with_bias: bool, gated: bool
 ) -> None:
     torch.manual_seed(out_size)
-    x, residual, norm = _random(1, in_size), _random(1, in_size), Norm(_random(in_size))
-    weight = (_random(2 * out_size, in_size).float() * in_size**-0.5).to(DTYPE)
+    x, residual, norm = _random(1, size), _random(1, size), Norm(_random(size))
+    weight = _random(2 * out_size, size) * size**-0.5
     bias = _random(2 * out_size) if with_bias else None
-    got = products(KernelLinear(DEVICE), x, residual, norm, weight, bias)
-    assert norm.calls == 0
-    total = x + residual
-    wide = Norm(norm.weight.float())
-    zero = torch.zeros_like(total).float()
-    wide_bias = None if bias is None else bias.float()
-    wanted = products(TorchLinear(), total.float(), zero, wide, weight.float(), wide_bias)
-    for (product, found_total), (expected, _) in zip(got, wanted, strict=True):
-        assert found_total.equal(total)
-        assert product.dtype is DTYPE
-        torch.testing.assert_close(product.float(), expected, rtol=LIMIT, atol=2 * LIMIT)
+    product, total = normed_row(x, residual, norm, weight, bias, gated=gated)
+    assert total.equal(x + residual)
+    assert product.dtype is DTYPE
+    expected = in_float32(total, norm, weight, bias)[gated]
+    torch.testing.assert_close(product.float(), expected, rtol=LIMIT, atol=2 * LIMIT)
 
 
 def test_the_sum_is_rounded_before_it_is_normed() -> None:
@@ -73,18 +47,25 @@ def test_the_sum_is_rounded_before_it_is_normed() -> None:
     weight = torch.zeros(4, 64, device=DEVICE).to(DTYPE)
     weight[:, 0], weight[:, 1] = 1, -1
     norm = Norm(torch.ones(64, device=DEVICE).to(DTYPE))
-    product, total = KernelLinear(DEVICE).of_norm(x, residual, norm, weight)
+    product, total = normed_row(x, residual, norm, weight, None, gated=False)
     assert total[0, 0] == 2048
     assert product.eq(0).all()
 
 
-@pytest.mark.parametrize("rows", [0, 2, 17])
+def test_one_row_is_normed_inside_its_product() -> None:
+    _check_rows(1, norm_calls=0)
+
+
+@pytest.mark.parametrize("rows", [0, 65])
 def test_other_numbers_of_rows_are_normed_apart(rows: int) -> None:
-    x, residual, norm = _random(rows, 128), _random(rows, 128), Norm(_random(128))
-    weight, bias = _random(96, 128), _random(96)
-    got = products(KernelLinear(DEVICE), x, residual, norm, weight, bias)
-    assert norm.calls == 2
-    wanted = products(TorchLinear(), x, residual, norm, weight, bias)
+    _check_rows(rows, norm_calls=2)
+
+
+def _check_rows(rows: int, *, norm_calls: int) -> None:
+    summed, weight, bias = normed_sum(_random, rows, 32, 128), _random(96, 128), _random(96)
+    got = products(KernelLinear(DEVICE), summed, weight, bias)
+    assert summed.norm.calls == norm_calls
+    wanted = products(TorchLinear(), summed, weight, bias)
     for pair, expected in zip(got, wanted, strict=True):
         for each, other in zip(pair, expected, strict=True):
             torch.testing.assert_close(each, other, rtol=2e-2, atol=2e-2)

@@ -34,7 +34,8 @@ def test_the_fused_sum_is_machine_code_for_up_to_eight_ranks(tmp_path: Path) -> 
     assert 0 < two < four < eight, "each waits for more sources"
 
 
-def test_products_of_few_rows_are_stored_sixteen_bytes_at_a_time(tmp_path: Path) -> None:
-    assert _printed_by("few_rows_code.py", "6144", "4096", "32", cache=tmp_path) == [
-        "st.global.v4.b32"
-    ]
+@pytest.mark.parametrize("end", ["plain", "adding"])
+def test_products_of_few_rows_are_stored_sixteen_bytes_at_a_time(end: str, tmp_path: Path) -> None:
+    stores = _printed_by("few_rows_code.py", "6144", "4096", "32", end, cache=tmp_path)
+    squares = ["st.global.b32"] if end == "adding" else []
+    assert stores == [*squares, "st.global.v4.b32"]

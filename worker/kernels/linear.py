@@ -7,14 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lockstep.comm.all_reduce.base import AddNorm
-from lockstep.parallel.placement import TorchLinear
+from lockstep.parallel.placement import NormedSum, TorchLinear
 from lockstep.worker.kernels.activation import silu_and_mul
 from lockstep.worker.kernels.embed import embed
 from lockstep.worker.kernels.few_rows import FewRows
 from lockstep.worker.kernels.linear_tiles import (
     MAX_ROWS,
     Tiles,
+    halves_norm,
     most_rows,
 )
 from lockstep.worker.kernels.normed_row import normed_row
@@ -50,6 +50,26 @@ class FewRowsLinear:
     ) -> Tensor:
         """silu(gate) * up of x @ weight.T + bias, gate first, without rounding in between."""
         return self._run(x, weight, bias, gated=True, tiles=tiles)
+
+    def serves_norm(self, summed: NormedSum, weight: Tensor) -> bool:
+        """True if the norm can be half in each of the products around it.
+
+        Only of bfloat16: the other half type has no room for numbers that are not yet normed.
+        """
+        residual = summed.residual
+        return (
+            residual.dtype is torch.bfloat16
+            and residual.is_contiguous()
+            and self.serves(summed.x, summed.weight)
+            and self.serves(residual, weight)
+            and halves_norm(*residual.shape)
+        )
+
+    def of_norm(
+        self, summed: NormedSum, weight: Tensor, bias: Tensor | None, *, gated: bool
+    ) -> tuple[Tensor, Tensor]:
+        """What ``KernelLinear`` has by that name, gated or not, if ``serves_norm``."""
+        return self._few_rows.of_norm(summed, weight, bias, gated=gated)
 
     def _run(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, *, gated: bool, tiles: Tiles | None
@@ -90,27 +110,23 @@ class KernelLinear:
         return embed(row_ids, weight)
 
     def of_norm(
-        self, x: Tensor, residual: Tensor, norm: AddNorm, weight: Tensor, bias: Tensor | None = None
+        self, summed: NormedSum, weight: Tensor, bias: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """(product with the norm of x + residual, that sum)."""
-        return self._of_norm(x, residual, norm, weight, bias, gated=False)
+        """(product with ``summed``, the sum before its norm)."""
+        return self._of_norm(summed, weight, bias, gated=False)
 
     def gated_of_norm(
-        self, x: Tensor, residual: Tensor, norm: AddNorm, weight: Tensor, bias: Tensor | None = None
+        self, summed: NormedSum, weight: Tensor, bias: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """(``gated`` of the norm of x + residual, that sum)."""
-        return self._of_norm(x, residual, norm, weight, bias, gated=True)
+        """(``gated`` of ``summed``, the sum before its norm)."""
+        return self._of_norm(summed, weight, bias, gated=True)
 
     def _of_norm(
-        self,
-        x: Tensor,
-        residual: Tensor,
-        norm: AddNorm,
-        weight: Tensor,
-        bias: Tensor | None,
-        *,
-        gated: bool,
+        self, summed: NormedSum, weight: Tensor, bias: Tensor | None, *, gated: bool
     ) -> tuple[Tensor, Tensor]:
+        if self._few_rows.serves_norm(summed, weight):
+            return self._few_rows.of_norm(summed, weight, bias, gated=gated)
+        x, residual, norm = self(summed.x, summed.weight), summed.residual, summed.norm
         if self._is_one_row(x, weight):
             return normed_row(x, residual, norm, weight, bias, gated=gated)
         normed, total = norm.add(x, residual)

@@ -10,6 +10,10 @@ MAX_ROWS = 128
 FEW_ROWS = 64
 HUGE_WEIGHT = 1 << 26
 
+# Sums of squares that a program of 128 threads holds in registers beside its product.
+MAX_SQUARES = 8192
+TILE_N = 64  # output features of a program of few rows
+
 MULTIPROCESSORS = 132
 # Programs that are enough to read weights at full speed, and the shortest sum worth adding up for
 # more of them.
@@ -45,6 +49,12 @@ def lanes_of(num_rows: int) -> int:
     return max(16, 1 << (num_rows - 1).bit_length())
 
 
+def halves_norm(num_rows: int, size: int) -> bool:
+    """Whether a norm of so many rows of ``size`` is half in each of the products around it."""
+    num_squares = -(-size // TILE_N) * lanes_of(num_rows)
+    return 1 < num_rows <= FEW_ROWS and num_squares <= MAX_SQUARES
+
+
 def one_row_tiles(in_size: int, *, gated: bool) -> Tiles:
     """Sixteen kilobytes of weights in flight a program."""
     width = 1 << (in_size - 1).bit_length()
@@ -66,13 +76,13 @@ def few_rows_tiles(out_size: int, in_size: int, lanes: int, *, gated: bool) -> T
     Args:
         out_size: output features; of a gated product, half the rows of its weight.
     """
-    num_tiles = -(-out_size // 64)
+    num_tiles = -(-out_size // TILE_N)
     if not gated:
-        return Tiles(64, 256 if lanes <= 32 else 128, _splits(num_tiles, in_size), num_stages=4)
+        return Tiles(TILE_N, 256 if lanes <= 32 else 128, _splits(num_tiles, in_size), num_stages=4)
     if lanes == MAX_ROWS:
-        return Tiles(64, 64)
+        return Tiles(TILE_N, 64)
     deep = lanes <= 32 and num_tiles <= MULTIPROCESSORS
-    return Tiles(64, 128, num_stages=4 if deep else 3)
+    return Tiles(TILE_N, 128, num_stages=4 if deep else 3)
 
 
 def _splits(num_tiles: int, in_size: int) -> int:

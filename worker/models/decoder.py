@@ -101,8 +101,8 @@ class DecoderMLP(nn.Module):
 class DecoderLayer(nn.Module):
     """Attention and MLP. The residual stream travels beside what each of them has to add to it.
 
-    That is summed over the ranks, added to the stream and normed for the product that reads it,
-    and any of these may be one kernel: with the sum over ranks, or with the product.
+    That is summed over the ranks, added to the stream and normed for the product that reads it. On
+    several ranks these may be one kernel, on one rank part of the products around them.
     """
 
     def __init__(

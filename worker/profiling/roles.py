@@ -51,5 +51,15 @@ def is_gated(name: str) -> bool:
     return "_one_row_kernel" in name or "_few_rows_kernel" in name
 
 
+def adds_residual(name: str, role: str | None, follower: str) -> bool:
+    """True for products with the sum inside that is to be normed.
+
+    That of one row is in the product that reads it. That of few is in the one that makes it, so a
+    product follows and no norm.
+    """
+    makes_it = role in ("o", "down") and all("_few_rows_kernel" in n for n in (name, follower))
+    return makes_it or "_normed_one_row_kernel" in name
+
+
 def _role(name: str) -> str | None:
     return next((role for role, pattern in _COMPILED if pattern.search(name)), None)

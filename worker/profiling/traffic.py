@@ -38,6 +38,11 @@ class Traffic:
             return self.num_tokens * self._vocab * _FLOAT32
         return None
 
+    @property
+    def residual_bytes(self) -> int:
+        """What a product moves besides if the residual is added in it: that, the sum, the norm."""
+        return (2 * self.num_tokens + 1) * self._config.hidden_size * self._element
+
     def _products(self) -> dict[str, tuple[int, int]]:
         """(input, output) features of each weight."""
         lm_head = (self._config.hidden_size, self._vocab)
