@@ -19,7 +19,7 @@ from torch import Tensor
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "deploy", "package"))
 
-from lockstep.parallel.placement import LinearOps, TorchLinear
+from lockstep.parallel.placement import LinearOps, NormedSum, TorchLinear
 from lockstep.worker.attention.base import AttentionSizes
 from lockstep.worker.attention.reference import ReferenceAttention
 from lockstep.worker.attention.triton import TritonAttention
@@ -388,12 +388,21 @@ def tiles_times(
 
 
 @dataclass(frozen=True)
+class Norm:
+    weight: Tensor
+    eps: float = 1e-6
+
+    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        return ops.add_rms_norm(x, residual, self.weight, self.eps)
+
+
+@dataclass(frozen=True)
 class LayerWeights:
     qkv: Tensor
     o: Tensor
     gate_up: Tensor
     down: Tensor
-    norm: Tensor
+    norm: Norm
     head_norm: tuple[Tensor, Tensor] | None
 
 
@@ -408,7 +417,7 @@ def report_layers() -> None:
         layers = [
             LayerWeights(
                 *(randn(*size) * size[1] ** -0.5 for size in shape.weights().values()),
-                norm=randn(shape.hidden),
+                norm=Norm(randn(shape.hidden)),
                 head_norm=(randn(128), randn(128)) if shape.head_norm else None,
             )
             for _ in range(shape.layers)
@@ -476,22 +485,28 @@ def make_step(
     backend, cos_sin = TritonAttention(sizes), randn(4096, 128).float()
     first = randn(batch, shape.hidden)
 
+    def attend(index: int, qkv: Tensor) -> Tensor:
+        q, k, v = qkv.view(batch, -1, 128).split([shape.heads, 8, 8], dim=1)
+        rotation = Rotation(cos_sin, layers[index].head_norm, 1e-6)
+        out = torch.empty(q.shape, dtype=q.dtype, device=DEVICE)
+        backend.forward(
+            q, k, v, (pool[:, index, 0], pool[:, index, 1]), metadata,
+            scale=0.09, window=None, rotation=rotation, out=out,
+        )  # fmt: skip
+        return out.flatten(1)
+
     def step(linear: LinearOps) -> Tensor:
-        x, residual = first, first
+        residual, last = first, layers[-1]
+        qkv = linear(ops.rms_norm(first, layers[0].norm.weight, 1e-6), layers[0].qkv)
         for i, layer in enumerate(layers):
-            normed, residual = ops.add_rms_norm(x, residual, layer.norm, 1e-6)
-            qkv = linear(normed, layer.qkv).view(batch, -1, 128)
-            q, k, v = qkv.split([shape.heads, 8, 8], dim=1)
-            rotation = Rotation(cos_sin, layer.head_norm, 1e-6)
-            out = torch.empty(q.shape, dtype=q.dtype, device=DEVICE)
-            backend.forward(
-                q, k, v, (pool[:, i, 0], pool[:, i, 1]), metadata,
-                scale=0.09, window=None, rotation=rotation, out=out,
-            )  # fmt: skip
-            x = linear(out.flatten(1), layer.o)
-            normed, residual = ops.add_rms_norm(x, residual, layer.norm, 1e-6)
-            x = linear(linear.gated(normed, layer.gate_up), layer.down)
-        return torch.mm(x, head.t(), out_dtype=torch.float32)
+            summed = NormedSum(attend(i, qkv), layer.o, residual, layer.norm)
+            x, residual = linear.gated_of_norm(summed, layer.gate_up)
+            if layer is not last:
+                after = layers[i + 1]
+                summed = NormedSum(x, layer.down, residual, after.norm)
+                qkv, residual = linear.of_norm(summed, after.qkv)
+        normed, _ = last.norm.add(linear(x, last.down), residual)
+        return torch.mm(normed, head.t(), out_dtype=torch.float32)
 
     return step
 
