@@ -123,15 +123,17 @@ def _strided(summed: NormedSum) -> NormedSum:
         (lambda: _half(1), False),
         (lambda: _half(65), False),
         (lambda: _half(64, 8200), False),
-        (lambda: _half(16, 8200), True),
+        (lambda: _half(17, 8200), True),
+        (lambda: _half(16, 2048), True),
+        (lambda: _half(16, 2056), False),
         (lambda: _half(4, 68), False),
         (lambda: _half(4, dtype=torch.float16), False),
         (lambda: _half(4, dtype=torch.float32), False),
         (lambda: _strided(_half(4)), False),
     ],
     ids=[
-        "two", "most", "wide", "one", "many", "squares", "long", "unaligned", "float16",
-        "float32", "strided",
+        "two", "most", "wide", "one", "many", "squares", "long", "narrow", "few_of_more",
+        "unaligned", "float16", "float32", "strided",
     ],
 )  # fmt: skip
 def test_what_is_served(

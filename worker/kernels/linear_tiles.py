@@ -9,6 +9,8 @@ MAX_ROWS = 128
 # More rows are left to cuBLAS, but with a gated weight of at least so many elements.
 FEW_ROWS = 64
 HUGE_WEIGHT = 1 << 26
+# Up to 16 rows of this size or less are normed half in each of two products.
+NARROW = 2048
 
 # Sums of squares that a program of 128 threads holds in registers beside its product.
 MAX_SQUARES = 8192
@@ -50,9 +52,14 @@ def lanes_of(num_rows: int) -> int:
 
 
 def halves_norm(num_rows: int, size: int) -> bool:
-    """Whether a norm of so many rows of ``size`` is half in each of the products around it."""
-    num_squares = -(-size // TILE_N) * lanes_of(num_rows)
-    return 1 < num_rows <= FEW_ROWS and num_squares <= MAX_SQUARES
+    """Whether a norm of so many rows of ``size`` is half in each of the products around it.
+
+    Where few rows meet large weights it is not: while a kernel norms, the product behind it has
+    the memory to itself for what it fetches ahead.
+    """
+    lanes = lanes_of(num_rows)
+    fits = -(-size // TILE_N) * lanes <= MAX_SQUARES
+    return 1 < num_rows <= FEW_ROWS and fits and (lanes > 16 or size <= NARROW)
 
 
 def one_row_tiles(in_size: int, *, gated: bool) -> Tiles:
