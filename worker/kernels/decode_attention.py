@@ -1,9 +1,10 @@
 """Decode attention, one query a row, over the block table, split along the context. CUDA, Triton.
 
 ``num_programs`` programs share the chunks of a row and kv head (``chunks``). Where one program has
-them all it adds them up as it goes. Otherwise each chunk leaves a partial result, and the program
-that arrives last adds them up, in the same order and by the same operations. So the grid can be
-fixed when a graph is captured: programs without a chunk leave at once.
+them all it takes their tiles in one loop and adds chunks up as it goes. Otherwise each chunk leaves
+a partial result, and the program that arrives last adds them up, in the same order and by the same
+operations. So the grid can be fixed when a graph is captured: programs without a chunk leave at
+once.
 
 The key and value of this step come from registers and are stored to their slot on the way; in
 decode form queries and keys may come as a product left them, and are normed and rotated here.
@@ -16,6 +17,13 @@ import triton.language as tl
 from torch import Tensor
 
 from lockstep.worker.forward import AttentionMetadata
+from lockstep.worker.kernels.attend_keys import (
+    attend_all,
+    attend_chunk,
+    block_ids_of,
+    no_keys,
+    score_of_key,
+)
 from lockstep.worker.kernels.chain import chained, follow
 from lockstep.worker.kernels.chunks import (
     DecodeWorkspace,
@@ -29,76 +37,9 @@ from lockstep.worker.kernels.rope import load_head_norm, load_rotated, load_turn
 from lockstep.worker.kernels.store_kv import cache_strides
 from lockstep.worker.rotation import Rotation
 
-# Columns of a dot that stands for a sum; keys of one that stands for one key's.
-_SUM_COLUMNS: tl.constexpr = tl.constexpr(8)
-_NUM_KEYS: tl.constexpr = tl.constexpr(16)
-
-
-@triton.jit
-def _block_ids(table_ptr, position, end, BLOCK_SIZE: tl.constexpr):
-    place = table_ptr + position.to(tl.uint32) // BLOCK_SIZE
-    return tl.load(place, mask=position < end, other=0, cache_modifier=".cg")
-
-
-@triton.jit
-def _places(
-    block_ids, position,
-    BLOCK_STRIDE: tl.constexpr, TOKEN_STRIDE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-):  # fmt: skip
-    """Where in the cache the tokens at ``position`` are, in elements."""
-    offset = position.to(tl.uint32) % BLOCK_SIZE
-    return block_ids.to(tl.int64) * BLOCK_STRIDE + offset * TOKEN_STRIDE
-
-
-@triton.jit
-def _score_of_key(q, key):
-    """q [heads, dims] times key [dims], in an order that does not follow from the batch."""
-    if q.dtype == tl.float32:
-        # All batches of float32 have as many warps.
-        score = tl.sum(q * key[None, :], 1)
-    else:
-        index = tl.arange(0, _NUM_KEYS)
-        keys = tl.where((index == 0)[:, None], key[None, :], 0.0).to(q.dtype)
-        scores = tl.dot(q, tl.trans(keys))
-        score = tl.sum(tl.where((index == 0)[None, :], scores, 0.0), 1)
-    return score
-
-
-@triton.jit
-def _attend_chunk(
-    q, ones, block_ids, k_cache_ptr, v_cache_ptr, table_ptr, chunk_begin, chunk_end,
-    next_chunk, end, scale_log2, dims, dim_ok,
-    BLOCK_STRIDE: tl.constexpr, TOKEN_STRIDE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
-):  # fmt: skip
-    """(maxima, sums [heads], weighted values [heads, dims]) of the cached keys of a chunk.
-
-    ``block_ids`` are of its first tile; last come those of the first tile at ``next_chunk``.
-    """
-    tile = tl.arange(0, TILE)
-    part_max = tl.full([q.shape[0]], float("-inf"), tl.float32)
-    part_sums = tl.zeros([q.shape[0], _SUM_COLUMNS], tl.float32)
-    part_acc = tl.zeros([q.shape[0], q.shape[1]], tl.float32)
-    for tile_begin in range(chunk_begin, chunk_end, TILE):
-        position = tile_begin + tile
-        # Dead slots are never loaded: 0 x NaN would leak through a mask on the scores.
-        live = position < chunk_end
-        places = _places(block_ids, position, BLOCK_STRIDE, TOKEN_STRIDE, BLOCK_SIZE)
-        places = places[:, None] + dims[None, :]
-        next_begin = tl.where(tile_begin + TILE < chunk_end, tile_begin + TILE, next_chunk)
-        block_ids = _block_ids(table_ptr, next_begin + tile, end, BLOCK_SIZE)
-        tile_mask = live[:, None] & dim_ok[None, :]
-        k = tl.load(k_cache_ptr + places, mask=tile_mask, other=0.0)
-        v = tl.load(v_cache_ptr + places, mask=tile_mask, other=0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
-        scores = tl.where(live[None, :], scores, float("-inf"))
-        new_max = tl.maximum(part_max, tl.max(scores, 1))
-        weights = tl.exp2(scores - new_max[:, None]).to(v.dtype)
-        decay = tl.exp2(part_max - new_max)[:, None]
-        part_sums = tl.dot(weights, ones, part_sums * decay, input_precision="ieee")
-        part_acc = tl.dot(weights, v, part_acc * decay, input_precision="ieee")
-        part_max = new_max
-    return part_max, tl.max(part_sums, 1), part_acc, block_ids
+# As few make a program take so many registers that no three share a multiprocessor while another
+# has none, which made a layer of 8 rows up to 1 us slower.
+_FEW_KEYS: tl.constexpr = tl.constexpr(16)
 
 
 @triton.jit(do_not_specialize=["window", "table_row"])
@@ -111,10 +52,13 @@ def _decode_attention_kernel(
     BLOCK_SIZE: tl.constexpr, NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
     GROUP_PAD: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr,
     TILE: tl.constexpr, SHORT: tl.constexpr, SHORT_CHUNK: tl.constexpr, MIN_CHUNK: tl.constexpr,
-    MAX_CHUNKS: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr, CHAINED: tl.constexpr,
+    MAX_CHUNKS: tl.constexpr, ALONE: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     num_programs = tl.num_programs(0)
+    if ALONE:
+        num_programs = 1
     kv_head = tl.program_id(1)
     row = tl.program_id(2).to(tl.int64)
     context = tl.load(context_lens_ptr + row, cache_modifier=".cg")
@@ -132,9 +76,7 @@ def _decode_attention_kernel(
     table_ptr = block_table_ptr + row * table_row
     k_cache_ptr += kv_head * HEAD_STRIDE
     v_cache_ptr += kv_head * HEAD_STRIDE
-    # The ids of a tile's blocks are always asked for a tile ahead.
-    tile = tl.arange(0, TILE)
-    block_ids = _block_ids(table_ptr, first + tile, end, BLOCK_SIZE)
+    block_ids = block_ids_of(table_ptr, first + tl.arange(0, TILE), end, BLOCK_SIZE)
     dims = tl.arange(0, HEAD_PAD)
     if ROTATE:
         cos, sin = load_turn(cos_sin_ptr, end, dims, HEAD_DIM)
@@ -169,41 +111,50 @@ def _decode_attention_kernel(
         new_k = tl.load(k_head + dims, mask=newest, other=0.0)
     new_v = tl.load(v_ptr + token * V_ROW + kv_head * HEAD_DIM + dims, mask=newest, other=0.0)
 
-    # A sum of weights is a dot: its order does not follow from the number of warps.
-    ones = tl.full([TILE, _SUM_COLUMNS], 1.0, q.dtype)
     first_head = row * (NUM_KV_HEADS * GROUP) + kv_head * GROUP
     part = (first_head + heads) * MAX_CHUNKS
     workers = tl.minimum(num_programs, num_chunks)
-    highest = tl.full([GROUP_PAD], float("-inf"), tl.float32)
-    total = tl.zeros([GROUP_PAD], tl.float32)
-    acc = tl.zeros([GROUP_PAD, HEAD_PAD], tl.float32)
-    for chunk in range(program, num_chunks, num_programs):
-        chunk_begin = begin + chunk * chunk_len
-        chunk_end = tl.minimum(chunk_begin + chunk_len, end)
-        part_max, part_sum, part_acc, block_ids = _attend_chunk(
-            q, ones, block_ids, k_cache_ptr, v_cache_ptr, table_ptr, chunk_begin, chunk_end,
-            chunk_begin + num_programs * chunk_len, end, scale_log2, dims, dim_ok,
-            BLOCK_STRIDE, TOKEN_STRIDE, BLOCK_SIZE, TILE,
+    if ALONE:
+        highest, total, acc, part_max, part_sum, part_acc = attend_all(
+            q, block_ids, k_cache_ptr, v_cache_ptr, table_ptr, begin, end, chunk_len, scale_log2,
+            dims, dim_ok, BLOCK_STRIDE, TOKEN_STRIDE, BLOCK_SIZE, TILE,
         )  # fmt: skip
-        is_last = chunk == num_chunks - 1
-        new_score = _score_of_key(q, tl.where(is_last, new_k, 0.0).to(q.dtype)) * scale_log2
-        new_score = tl.where(is_last, new_score, float("-inf"))
+        new_score = score_of_key(q, new_k.to(q.dtype), TILE) * scale_log2
         part_max, part_sum, part_acc = merge(
             part_max, part_sum, part_acc, new_score, 1.0, new_v.to(tl.float32)[None, :]
         )
-        if workers == 1:
-            highest, total, acc = merge(highest, total, acc, part_max, part_sum, part_acc)
-        else:
-            tl.store(part_max_ptr + part + chunk, part_max, mask=head_ok)
-            tl.store(part_sum_ptr + part + chunk, part_sum, mask=head_ok)
-            place = part_acc_ptr + (part + chunk)[:, None] * HEAD_DIM + dims[None, :]
-            tl.store(place, part_acc, mask=mask)
+        highest, total, acc = merge(highest, total, acc, part_max, part_sum, part_acc)
+    else:
+        highest, sums, acc = no_keys(GROUP_PAD, HEAD_PAD)
+        total = tl.max(sums, 1)
+        for chunk in range(program, num_chunks, num_programs):
+            chunk_begin = begin + chunk * chunk_len
+            chunk_end = tl.minimum(chunk_begin + chunk_len, end)
+            part_max, part_sum, part_acc, block_ids = attend_chunk(
+                q, block_ids, k_cache_ptr, v_cache_ptr, table_ptr, chunk_begin, chunk_end,
+                chunk_begin + num_programs * chunk_len, end, scale_log2, dims, dim_ok,
+                BLOCK_STRIDE, TOKEN_STRIDE, BLOCK_SIZE, TILE,
+            )  # fmt: skip
+            is_last = chunk == num_chunks - 1
+            key = tl.where(is_last, new_k, 0.0).to(q.dtype)
+            new_score = score_of_key(q, key, _FEW_KEYS) * scale_log2
+            new_score = tl.where(is_last, new_score, float("-inf"))
+            part_max, part_sum, part_acc = merge(
+                part_max, part_sum, part_acc, new_score, 1.0, new_v.to(tl.float32)[None, :]
+            )
+            if workers == 1:
+                highest, total, acc = merge(highest, total, acc, part_max, part_sum, part_acc)
+            else:
+                tl.store(part_max_ptr + part + chunk, part_max, mask=head_ok)
+                tl.store(part_sum_ptr + part + chunk, part_sum, mask=head_ok)
+                place = part_acc_ptr + (part + chunk)[:, None] * HEAD_DIM + dims[None, :]
+                tl.store(place, part_acc, mask=mask)
 
     slot = tl.load(slots_ptr + token)
     new_place = (slot // BLOCK_SIZE) * BLOCK_STRIDE + (slot % BLOCK_SIZE) * TOKEN_STRIDE
     tl.store(k_cache_ptr + new_place + dims, new_k, mask=newest)
     tl.store(v_cache_ptr + new_place + dims, new_v, mask=newest)
-    if workers == 1:
+    if ALONE or workers == 1:
         result = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
         out_heads = out_ptr + token * OUT_ROW + head_column
         tl.store(out_heads + dims[None, :], result, mask=mask)
@@ -287,6 +238,6 @@ def decode_attention(
         **cache_strides(k_cache), BLOCK_SIZE=k_cache.shape[1], NUM_KV_HEADS=num_kv_heads,
         GROUP=group, GROUP_PAD=group_pad, HEADS=triton.next_power_of_2(group),
         HEAD_DIM=head_dim, HEAD_PAD=head_pad, **cutting(num_kv_heads),
-        ROTATE=rotation is not None, NORM=turn.weights is not None,
+        ALONE=programs == 1, ROTATE=rotation is not None, NORM=turn.weights is not None,
         **_launch(group_pad, head_pad, q.element_size(), per_sm), **chained(),
     )  # fmt: skip
