@@ -327,7 +327,8 @@ def test_batches_of_all_sizes_use_the_kernels_of_the_workers_warm_up() -> None:
         )
         longest = max(longest, case.metadata.max_query_len)
         case.metadata = replace(case.metadata, max_query_len=longest)
-        _attend(case, window, rotation=rotation if longest == 1 else None)
+        is_decode = case.metadata.is_decode(len(case.q))
+        _attend(case, window, rotation=rotation if is_decode else None)
 
     with compilations() as at_start:
         schedule = ScheduleConfig(max_num_seqs=128, max_num_batched_tokens=256, max_model_len=900)

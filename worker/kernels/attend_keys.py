@@ -20,8 +20,8 @@ def block_ids_of(table_ptr, position, end, BLOCK_SIZE: tl.constexpr):
 
 
 @triton.jit
-def score_of_key(q, key, NUM_KEYS: tl.constexpr):
-    """q [heads, dims] times key [dims], in an order that does not follow from the batch.
+def score_of_key(q, key, scale, NUM_KEYS: tl.constexpr):
+    """q [heads, dims] times key [dims] and ``scale``, in an order that no batch decides.
 
     It is one of ``NUM_KEYS`` scores: with as many as a tile has, all scores lie alike.
     """
@@ -33,7 +33,8 @@ def score_of_key(q, key, NUM_KEYS: tl.constexpr):
         keys = tl.where((index == 0)[:, None], key[None, :], 0.0).to(q.dtype)
         scores = tl.dot(q, tl.trans(keys))
         score = tl.sum(tl.where((index == 0)[None, :], scores, 0.0), 1)
-    return score
+    # Rounded here: the compiler might fuse a product with what some callers do next.
+    return tl.fma(score, scale, 0.0)
 
 
 @triton.jit

@@ -119,7 +119,7 @@ def _decode_attention_kernel(
             q, block_ids, k_cache_ptr, v_cache_ptr, table_ptr, begin, end, chunk_len, scale_log2,
             dims, dim_ok, BLOCK_STRIDE, TOKEN_STRIDE, BLOCK_SIZE, TILE,
         )  # fmt: skip
-        new_score = score_of_key(q, new_k.to(q.dtype), TILE) * scale_log2
+        new_score = score_of_key(q, new_k.to(q.dtype), scale_log2, TILE)
         part_max, part_sum, part_acc = merge(
             part_max, part_sum, part_acc, new_score, 1.0, new_v.to(tl.float32)[None, :]
         )
@@ -137,7 +137,7 @@ def _decode_attention_kernel(
             )  # fmt: skip
             is_last = chunk == num_chunks - 1
             key = tl.where(is_last, new_k, 0.0).to(q.dtype)
-            new_score = score_of_key(q, key, _FEW_KEYS) * scale_log2
+            new_score = score_of_key(q, key, scale_log2, _FEW_KEYS)
             new_score = tl.where(is_last, new_score, float("-inf"))
             part_max, part_sum, part_acc = merge(
                 part_max, part_sum, part_acc, new_score, 1.0, new_v.to(tl.float32)[None, :]
