@@ -7,6 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from lockstep.launcher.plan_options import PlanOptions, capability_of
+from lockstep.launcher.step_limits import tokens_in_step
 from lockstep.parallel.agreement import NO_STEP, Proposal, agree
 from lockstep.worker.attention.registry import find_backend
 from lockstep.worker.graphs.dispatch import Dispatcher
@@ -21,6 +22,7 @@ from lockstep.worker.graphs.mode import (
 )
 from lockstep.worker.graphs.padding import Batch, likely_batch
 
+TOKENS_IN_STEP = 8192
 _BATCH_TEXT = re.compile(r"(\d+):([DMEIZ])")
 
 
@@ -60,7 +62,8 @@ def _support(options: PlanOptions) -> AttentionSupport:
 def _grid(
     options: PlanOptions, mode: GraphMode, sizes: Iterable[int] | None, cap: int | None
 ) -> Grid:
-    seqs, tokens = options.max_num_seqs, options.max_num_batched_tokens
+    seqs = options.max_num_seqs
+    tokens = tokens_in_step(options.max_num_batched_tokens, TOKENS_IN_STEP, seqs)
     limits = {
         "max_num_seqs": seqs,
         "max_num_batched_tokens": tokens,

@@ -35,7 +35,9 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     max_num_seqs: Annotated[Count, _help("requests in a batch")] = 256
-    max_num_batched_tokens: Annotated[Count, _help("tokens in a step")] = 8192
+    max_num_batched_tokens: Annotated[
+        Count | None, _help("tokens in a step (default 8192, or --max-num-seqs if that is more)")
+    ] = None
     num_speculative_tokens: Annotated[
         _NotNegative, _help("drafted tokens of a request's decode step, besides its own")
     ] = 0

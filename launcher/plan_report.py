@@ -1,12 +1,17 @@
 """What ``lockstep plan`` found out, as one object to print as JSON or as text."""
 
+from collections.abc import Iterator
+
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from lockstep.launcher.flags import with_flags
 from lockstep.launcher.plan_fit import FitReport, fit_report
 from lockstep.launcher.plan_graphs import PlannedGraphs, batch_of
 from lockstep.launcher.plan_model import ModelReport, model_report
 from lockstep.launcher.plan_options import PlanOptions
+from lockstep.launcher.step_limits import check_token_each
+from lockstep.worker.graphs.grid import Grid
 from lockstep.worker.graphs.mode import RunMode
 from lockstep.worker.graphs.padding import Padded, pad
 
@@ -64,10 +69,18 @@ def make_report(options: PlanOptions, planned: PlannedGraphs) -> PlanReport:
             len(dispatcher.descriptors(RunMode.PIECEWISE)),
         ),
         batch=_batch_report(pad(dispatcher, batch)) if batch else None,
-        warnings=dispatcher.warnings,
+        warnings=(*_refusals(dispatcher.grid), *dispatcher.warnings),
         fit=fit_report(options, planned) or UNSET,
         model=model_report(options, batch.num_reqs if batch else None) or UNSET,
     )
+
+
+def _refusals(grid: Grid) -> Iterator[str]:
+    """Why no engine takes the limits of a grid, which stands by itself all the same."""
+    try:
+        check_token_each(grid.max_num_seqs, grid.max_num_batched_tokens)
+    except ValueError as error:
+        yield f"an engine refuses these limits: {with_flags(str(error), PlanOptions)}"
 
 
 def _batch_report(padded: Padded) -> BatchReport:

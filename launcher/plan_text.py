@@ -58,10 +58,16 @@ def _run_end(sizes: Sequence[int], start: int) -> int:
 
 
 def _summary(report: PlanReport, dispatcher: Dispatcher) -> Iterator[str]:
-    mode, grid = report.cudagraph_mode, dispatcher.grid
-    yield f"graph mode    {mode.resolved}"
-    for reason in mode.reasons:
+    yield f"graph mode    {report.cudagraph_mode.resolved}"
+    for reason in report.cudagraph_mode.reasons:
         yield f"              {reason}"
+    yield from _sizes(dispatcher)
+    for warning in report.warnings:
+        yield f"warning       {warning}"
+
+
+def _sizes(dispatcher: Dispatcher) -> Iterator[str]:
+    grid = dispatcher.grid
     if not grid.capture_sizes:
         yield "graphs        none: every step runs eagerly"
         return
@@ -71,8 +77,6 @@ def _summary(report: PlanReport, dispatcher: Dispatcher) -> Iterator[str]:
         yield f"eager         mixed batches: {dispatcher.mode} has no graphs for them"
     elif grid.max_num_batched_tokens > grid.max_capture_size:
         yield f"eager         mixed batches above {grid.max_capture_size} tokens"
-    for warning in report.warnings:
-        yield f"warning       {warning}"
 
 
 def _manifest(dispatcher: Dispatcher) -> Iterator[str]:

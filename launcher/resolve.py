@@ -13,6 +13,7 @@ from lockstep.launcher.config import Device, LaunchConfig
 from lockstep.launcher.engine import Progress
 from lockstep.launcher.errors import ConfigError
 from lockstep.launcher.gpu import Capability, gpu_capability
+from lockstep.launcher.step_limits import check_token_each, tokens_in_step
 from lockstep.parallel.config import ParallelConfig
 from lockstep.worker.attention.registry import backend_for
 from lockstep.worker.config import (
@@ -176,12 +177,8 @@ def _schedule(
 ) -> tuple[ScheduleConfig, tuple[str, ...]]:
     length, notes = _max_model_len(config.max_model_len, model, defaults)
     seqs = config.max_num_seqs or defaults.max_num_seqs
-    tokens = config.max_num_batched_tokens or max(defaults.max_num_batched_tokens, seqs)
-    if tokens < seqs:
-        raise ValueError(
-            f"max_num_batched_tokens must be at least max_num_seqs={seqs}, got {tokens}: "
-            "a step decodes one token for each request"
-        )
+    tokens = tokens_in_step(config.max_num_batched_tokens, defaults.max_num_batched_tokens, seqs)
+    check_token_each(seqs, tokens)
     run_ahead = RUN_AHEAD if config.run_ahead is None else config.run_ahead
     schedule = ScheduleConfig(
         max_num_seqs=seqs,

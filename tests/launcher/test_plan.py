@@ -7,8 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from byte_model import write_byte_model
 
 from lockstep.launcher.cli import main
+from lockstep.launcher.config import LaunchConfig, build_config
+from lockstep.launcher.errors import ConfigError
+from lockstep.launcher.flags import with_flags
+from lockstep.launcher.resolve import resolve
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -188,6 +193,25 @@ def test_warnings_name_what_has_no_graph(plan) -> None:
     assert found["capture_sizes"] == [4, 100]
     assert any("[9000]" in each for each in found["warnings"])
     assert any("101 to 256 tokens" in each for each in found["warnings"])
+
+
+def test_limits_that_an_engine_refuses_are_planned_with_its_sentence(plan, tmp_path: Path) -> None:
+    config = build_config({
+        "model": write_byte_model(tmp_path), "max_num_seqs": 64, "max_num_batched_tokens": 8,
+    })  # fmt: skip
+    with pytest.raises(ConfigError) as refused:
+        resolve(config)
+    found = plan("--json", "--max-num-seqs", "64", "--max-num-batched-tokens", "8")
+    said = with_flags(str(refused.value), LaunchConfig)
+    assert found["warnings"][0] == f"an engine refuses these limits: {said}"
+    eager = plan("--json", "--enforce-eager", "--max-num-batched-tokens", "8")
+    assert "256, got 8" in eager["warnings"][0]
+
+
+def test_tokens_in_a_step_grow_with_requests_unless_they_are_given(plan) -> None:
+    found = plan("--json", "--max-num-seqs", "9000", "--batch", "9000", "--batch-reqs", "9000")
+    assert found["batch"]["num_tokens"] == 9000
+    assert not any("refuses" in each for each in found["warnings"])
 
 
 @pytest.mark.parametrize(

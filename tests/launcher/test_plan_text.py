@@ -70,6 +70,11 @@ def test_a_page_without_graphs(shown) -> None:
     assert "padding" not in page
 
 
+def test_a_page_without_graphs_has_warnings_too(shown) -> None:
+    page = shown("--enforce-eager", "--max-num-batched-tokens", "8")
+    assert "\nwarning       an engine refuses these limits: --max-num-batched-tokens must" in page
+
+
 def test_sizes_are_shortened() -> None:
     assert compact([1, 2, 4, 8, 16, 24, 32]) == "1, 2, 4, 8..32 by 8"
     assert compact([32, 24, 16, 8, 4]) == "32..8 by 8, 4"
