@@ -15,7 +15,13 @@ from lockstep.comm.sampling import SamplingParams
 from lockstep.launcher.chat_template import Message
 from lockstep.launcher.config import build_config
 from lockstep.launcher.engine import EngineSummary
-from lockstep.launcher.front_end import StartEngine, open_front_end, start_default_engine
+from lockstep.launcher.errors import LaunchError
+from lockstep.launcher.front_end import (
+    FrontEnd,
+    StartEngine,
+    open_front_end,
+    start_default_engine,
+)
 from lockstep.launcher.inputs import PromptInput
 from lockstep.launcher.outputs import RequestOutput
 from lockstep.launcher.prepare import PreparedRequest
@@ -28,6 +34,8 @@ Sampling = SamplingParams | Sequence[SamplingParams] | None
 
 class LLM:
     """A model on its ranks, started here and ended by ``close`` or at the end of a ``with``.
+
+    Whatever is called after that, but for ``close``, raises LaunchError.
 
     Args:
         model: directory, GGUF file, hub id, or "smollm2".
@@ -42,8 +50,9 @@ class LLM:
         self, model: str, *, start_engine: StartEngine | None = None, **settings: Any
     ) -> None:
         config = build_config({"model": model, **settings})
-        self._front = open_front_end(config, start_engine or start_default_engine, _silent)
-        self._preparer = self._front.preparer(overrides={}, raw=True)
+        front = open_front_end(config, start_engine or start_default_engine, _silent)
+        self._open: FrontEnd | None = front
+        self._preparer = front.preparer(overrides={}, raw=True)
         self._calls = count()
 
     def generate(
@@ -72,25 +81,32 @@ class LLM:
         return self._run([PromptInput(messages=messages) for messages in several], sampling)
 
     def summary(self) -> EngineSummary:
-        return self._front.engine.summary()
+        return self._front().engine.summary()
 
     def stats(self) -> SchedulerStats:
-        return self._front.engine.stats()
+        return self._front().engine.stats()
 
     def close(self) -> None:
-        """End every process of the engine."""
-        self._front.engine.shutdown()
+        """End every process of the engine. Safe to call twice."""
+        front, self._open = self._open, None
+        if front is not None:
+            front.engine.shutdown()
 
     def __enter__(self) -> Self:
+        self._front()
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    def _front(self) -> FrontEnd:
+        if self._open is None:
+            raise LaunchError("this LLM is closed")
+        return self._open
+
     def _run(self, inputs: list[PromptInput], sampling: Sampling) -> list[RequestOutput]:
-        prepared = self._prepare(inputs, sampling)
-        prefix = f"call{next(self._calls)}-"
-        return run_all(self._front.session(prefix=prefix), prepared)
+        session = self._front().session(prefix=f"call{next(self._calls)}-")
+        return run_all(session, self._prepare(inputs, sampling))
 
     def _prepare(self, inputs: list[PromptInput], sampling: Sampling) -> list[PreparedRequest]:
         if sampling is None or isinstance(sampling, SamplingParams):

@@ -1,6 +1,6 @@
 """The offline class over a fake engine."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -8,6 +8,7 @@ from byte_model import byte_tokenizer, write_byte_model
 from fake_engine import FakeEngine
 
 from lockstep.comm.sampling import SamplingParams
+from lockstep.launcher.errors import LaunchError
 from lockstep.launcher.llm import LLM
 
 
@@ -55,3 +56,21 @@ def test_a_bad_prompt_starts_nothing(llm: LLM, engine: FakeEngine) -> None:
 def test_unknown_settings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="did you mean 'max_num_seqs'"):
         LLM(write_byte_model(tmp_path), max_num_seq=3)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda llm: llm.generate("late"),
+        lambda llm: llm.chat([{"role": "user", "content": "late"}]),
+        LLM.summary,
+        LLM.stats,
+        LLM.__enter__,
+    ],
+)
+def test_a_closed_one_says_so(llm: LLM, engine: FakeEngine, use: Callable[[LLM], object]) -> None:
+    llm.close()
+    llm.close()
+    with pytest.raises(LaunchError, match="^this LLM is closed$"):
+        use(llm)
+    assert not engine.added
