@@ -36,6 +36,7 @@ from lockstep.launcher.generate import (
     report_graphs,
     summarize,
 )
+from lockstep.launcher.line_format import AUTO_RULE
 from lockstep.launcher.progress import stages
 from lockstep.launcher.start_report import late_report, start_report
 from lockstep.launcher.strict import convert
@@ -226,7 +227,9 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="a prompt a line, or JSONL; '-' or nothing at all: standard input",
     )
-    parser.add_argument("--prompts-format", choices=("auto", "text", "jsonl"), default="auto")
+    parser.add_argument(
+        "--prompts-format", choices=("auto", "text", "jsonl"), default="auto", help=AUTO_RULE
+    )
     parser.add_argument(
         "--output", metavar="FILE.jsonl", help="write answers there, in order; '-': standard output"
     )

@@ -18,7 +18,8 @@ from lockstep.launcher.errors import ConfigError
 from lockstep.launcher.files import check_readable, check_writable
 from lockstep.launcher.front_end import FrontEnd
 from lockstep.launcher.graph_stats import print_graph_stats, write_batch_histogram
-from lockstep.launcher.inputs import BadInput, Format, PromptInput, read_lines
+from lockstep.launcher.inputs import BadInput, PromptInput, read_lines
+from lockstep.launcher.line_format import Format, by_first_line, by_name
 from lockstep.launcher.outputs import RequestOutput
 from lockstep.launcher.prepare import Preparer
 from lockstep.launcher.printer import AnswerPrinter
@@ -113,7 +114,7 @@ def check_text(options: GenerateOptions, tokenizer: AnyTokenizer) -> None:
     Raises:
         ConfigError: says what to give instead.
     """
-    if options.prompts or _format(options) == "text":
+    if options.prompts or _known_format(options) == "text":
         try:
             tokenizer.encode("")
         except ValueError as error:
@@ -156,7 +157,12 @@ def open_inputs(options: GenerateOptions) -> Iterable[PromptInput | BadInput]:
     """Records in input order; a file or a pipe is read as they are needed."""
     if options.prompts:
         return [PromptInput(prompt=prompt) for prompt in options.prompts]
-    return read_lines(_open_lines(_source(options)), _format(options))
+    source = _source(options)
+    return read_lines(_open_lines(source), by_name(options.prompts_format, source), _tell)
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(f"lockstep: {text}\n")
 
 
 def _open_lines(source: Path | None) -> Iterator[bytes]:
@@ -167,12 +173,13 @@ def _open_lines(source: Path | None) -> Iterator[bytes]:
         yield from file
 
 
-def _format(options: GenerateOptions) -> Format:
-    """The format asked for, else by the file's ending, else by the first line."""
+def _known_format(options: GenerateOptions) -> Format:
+    """That of the prompts; ``auto`` for a pipe, whose first line is not there to be read twice."""
     source = _source(options)
-    if options.prompts_format != "auto" or source is None or not source.is_file():
-        return options.prompts_format
-    return "jsonl" if source.suffix in (".jsonl", ".json", ".ndjson") else "text"
+    format = by_name(options.prompts_format, source)
+    if format == "auto" and source is not None and source.is_file():
+        return by_first_line(_open_lines(source))
+    return format
 
 
 def prepare_all(

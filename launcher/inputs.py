@@ -3,20 +3,19 @@
 A line that cannot be read becomes a ``BadInput`` in its place; the others go on.
 """
 
-import codecs
 import json
-from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import msgspec
 
 from lockstep.comm.sampling import SamplingParams
 from lockstep.launcher.chat_template import Message
+from lockstep.launcher.line_format import Format, LineFormat, filled
 from lockstep.launcher.strict import convert, suggestion
 from lockstep.launcher.structured import RESPONSE_FORMAT
 from lockstep.launcher.text_check import check_text
 
-Format = Literal["auto", "text", "jsonl"]
 KINDS = ("prompt", "messages", "prompt_token_ids")
 
 
@@ -50,16 +49,18 @@ class BadInput(msgspec.Struct, frozen=True):
     prompt: str | None = None
 
 
-def read_lines(lines: Iterable[bytes], format: Format) -> Iterator[PromptInput | BadInput]:
-    """One record a non-empty line. ``auto``: JSON if the first such line begins with a brace."""
-    for number, raw in enumerate(lines, start=1):
-        line = raw.removeprefix(codecs.BOM_UTF8).rstrip(b"\r\n")
-        if not line.strip():
-            continue
-        if format == "auto":
-            format = "jsonl" if line.lstrip().startswith(b"{") else "text"
+def _untold(text: str) -> None:
+    """For formats that are named, of which there is nothing to tell."""
+
+
+def read_lines(
+    lines: Iterable[bytes], format: Format, tell: Callable[[str], None] = _untold
+) -> Iterator[PromptInput | BadInput]:
+    """One record a line that is not blank; ``tell`` gets what the user should know of a guess."""
+    formats = LineFormat(format, tell)
+    for number, line in filled(lines):
         try:
-            yield _parse(line.decode("utf-8"), format)
+            yield _parse(line.decode("utf-8"), formats.of(number, line))
         except ValueError as error:
             yield BadInput(f"line {number}: {error}")
 

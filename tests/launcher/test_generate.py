@@ -201,6 +201,28 @@ def test_text_files_and_stdin(
     assert capsys.readouterr().out == "> three\nthree\n\n"
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "answers", "told"),
+    [
+        ("a", b'\xef\xbb\xbf{"prompt": "x"}\n', ["x"], "1 begins with a brace, so"),
+        ("a.txt", b'{"a": no}\n{"prompt": "x"}\n', [None, "x"], "1 begins with a brace, so"),
+        ("a.txt", b"\xef\xbb\xbfx\n{y}\n{z}\n", ["x", "{y}", "{z}"], "2 begins with a brace, but"),
+        ("a.txt", b"\nx\ny}\n", ["x", "y}"], None),
+        ("a.jsonl", b'{"prompt": "x"}\n', ["x"], None),
+    ],
+)
+def test_the_format_is_guessed_by_the_first_line_and_a_doubtful_guess_is_told(
+    model: str, tmp_path: Path, capsys: Any, name: str, content: bytes, answers: Any, told: Any
+) -> None:
+    source, target = tmp_path / name, tmp_path / "out"
+    source.write_bytes(content)
+    code, _ = run(model, "--raw", "--prompts-file", str(source), "--output", str(target))
+    assert ([record.get("text") for record in records(target)], code) == (answers, None in answers)
+    notes = [line for line in capsys.readouterr().err.splitlines() if "prompts: line" in line]
+    assert len(notes) == (told is not None)
+    assert told is None or (told in notes[0] and "--prompts-format" in notes[0])
+
+
 def test_dummy_weights_need_no_tokenizer(tmp_path: Path) -> None:
     model = write_byte_model(tmp_path)
     (tmp_path / "tokenizer.json").unlink()

@@ -8,7 +8,8 @@ import pytest
 from byte_model import VOCAB, byte_tokenizer
 
 from lockstep.launcher.chat_template import ChatTemplate
-from lockstep.launcher.inputs import BadInput, Format, PromptInput, parse_json, read_lines
+from lockstep.launcher.inputs import BadInput, PromptInput, parse_json, read_lines
+from lockstep.launcher.line_format import Format
 from lockstep.launcher.prepare import Preparer
 from lockstep.launcher.tokenize import Tokenizer
 
