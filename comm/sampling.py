@@ -50,6 +50,23 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
+        try:
+            self._check_values()
+        except TypeError:
+            self._check_types()
+            raise
+
+    def _check_types(self) -> None:
+        """Name what the checks could not compare; what was decoded has the right types already."""
+        for field in msgspec.structs.fields(self):
+            value = getattr(self, field.name)
+            try:
+                msgspec.convert(value, field.type)
+            except msgspec.ValidationError as error:
+                needed = str(error).removeprefix("Expected ")
+                raise ValueError(f"{field.name} must be {needed}: {value!r}") from None
+
+    def _check_values(self) -> None:
         self._check_floats()
         self._check_ints()
         self._check_stops()

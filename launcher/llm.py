@@ -7,7 +7,7 @@ with LLM("smollm2", tensor_parallel_size=2) as llm:
 
 from collections.abc import Sequence
 from itertools import count
-from typing import Any, Self
+from typing import Any, Self, TypeGuard
 
 import msgspec
 
@@ -22,13 +22,12 @@ from lockstep.launcher.front_end import (
     open_front_end,
     start_default_engine,
 )
-from lockstep.launcher.inputs import PromptInput
+from lockstep.launcher.inputs import from_record
 from lockstep.launcher.outputs import RequestOutput
-from lockstep.launcher.prepare import PreparedRequest
 from lockstep.launcher.session import run_all
 from lockstep.worker.schedule.stats import SchedulerStats
 
-Prompt = str | Sequence[int]
+Prompt = str | Sequence[int] | dict[str, Any]
 Sampling = SamplingParams | Sequence[SamplingParams] | None
 
 
@@ -58,17 +57,19 @@ class LLM:
     def generate(
         self, prompts: Prompt | Sequence[Prompt], sampling: Sampling = None
     ) -> list[RequestOutput]:
-        """Continue plain texts or token ids; no chat template.
+        """Continue plain texts or token ids; no chat template, but for ``messages``.
 
         Args:
-            prompts: one prompt or several.
+            prompts: one prompt or several, each a text, token ids, or a dict with the fields of a
+                line of a prompts file: ``prompt``, ``prompt_token_ids`` or ``messages``, and
+                sampling parameters, which stand above ``sampling``.
             sampling: for all, or one each; None takes the model's defaults.
 
         Raises:
             ValueError: a prompt or a parameter that cannot run; nothing is started then.
             EngineDead: a rank or the scheduler is lost.
         """
-        return self._run([_given(prompt) for prompt in _listed(prompts)], sampling)
+        return self._run([_record(prompt) for prompt in _listed(prompts)], sampling)
 
     def chat(
         self, conversations: list[Message] | list[list[Message]], sampling: Sampling = None
@@ -78,7 +79,7 @@ class LLM:
         Raises: as ``generate``.
         """
         several = _conversations(conversations)
-        return self._run([PromptInput(messages=messages) for messages in several], sampling)
+        return self._run([{"messages": messages} for messages in several], sampling)
 
     def summary(self) -> EngineSummary:
         return self._front().engine.summary()
@@ -104,46 +105,58 @@ class LLM:
             raise LaunchError("this LLM is closed")
         return self._open
 
-    def _run(self, inputs: list[PromptInput], sampling: Sampling) -> list[RequestOutput]:
+    def _run(self, records: list[dict[str, Any]], sampling: Sampling) -> list[RequestOutput]:
         session = self._front().session(prefix=f"call{next(self._calls)}-")
-        return run_all(session, self._prepare(inputs, sampling))
-
-    def _prepare(self, inputs: list[PromptInput], sampling: Sampling) -> list[PreparedRequest]:
-        if sampling is None or isinstance(sampling, SamplingParams):
-            sampling_each: Sequence[SamplingParams | None] = [sampling] * len(inputs)
-        else:
-            sampling_each = sampling
-        if len(sampling_each) != len(inputs):
-            raise ValueError(f"sampling: {len(inputs)} are needed, got {len(sampling_each)}")
-        return [
-            self._preparer.prepare(_with_sampling(given, params))
-            for given, params in zip(inputs, sampling_each, strict=True)
-        ]
+        fields_each = _fields_each(sampling, len(records))
+        lines = [fields | record for fields, record in zip(fields_each, records, strict=True)]
+        return run_all(session, [self._preparer.prepare(from_record(line)) for line in lines])
 
 
-def _with_sampling(given: PromptInput, params: SamplingParams | None) -> PromptInput:
+def _fields_each(sampling: Sampling, count: int) -> list[dict[str, Any]]:
+    """The sampling parameters of each of ``count`` prompts."""
+    if not _is_list(sampling):
+        return [_fields(sampling)] * count
+    if len(sampling) != count:
+        raise ValueError(f"sampling: {count} are needed, got {len(sampling)}")
+    return [_fields(one) for one in sampling]
+
+
+def _fields(params: object) -> dict[str, Any]:
     if params is None:
-        return given
-    return msgspec.structs.replace(given, sampling=msgspec.structs.asdict(params))
+        return {}
+    if not isinstance(params, SamplingParams):
+        needed = "SamplingParams, or a list with one for each prompt"
+        raise ValueError(f"sampling must be {needed}, got {params!r}")
+    return msgspec.structs.asdict(params)
 
 
-def _given(prompt: Prompt) -> PromptInput:
-    if isinstance(prompt, str):
-        return PromptInput(prompt=prompt)
-    return PromptInput(prompt_token_ids=list(prompt))
+def _record(prompt: Prompt) -> dict[str, Any]:
+    """A prompt as a line of a prompts file has it."""
+    if isinstance(prompt, dict):
+        return prompt
+    if _is_list(prompt):
+        return {"prompt_token_ids": list(prompt)}
+    return {"prompt": prompt}
 
 
-def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str):
+def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Any]:
+    if isinstance(prompts, str | dict):
         return [prompts]
-    if prompts and isinstance(prompts[0], int):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+    if not _is_list(prompts):
+        needed = "text, token ids, a dict, or a list of these"
+        raise ValueError(f"prompts must be {needed}, got {type(prompts).__name__}")
+    return [prompts] if prompts and isinstance(prompts[0], int) else list(prompts)
 
 
-def _conversations(given: list[Message] | list[list[Message]]) -> list[list[Message]]:
-    several = [one for one in given if isinstance(one, list)]
-    return several or [[one for one in given if isinstance(one, dict)]]
+def _conversations(given: list[Message] | list[list[Message]]) -> list[Any]:
+    if not _is_list(given):
+        needed = "a list of messages, or a list of such lists"
+        raise ValueError(f"conversations must be {needed}, got {type(given).__name__}")
+    return [given] if given and isinstance(given[0], dict) else list(given)
+
+
+def _is_list(given: object) -> TypeGuard[Sequence[Any]]:
+    return isinstance(given, Sequence) and not isinstance(given, str | bytes)
 
 
 def _silent(stage: str, done: int, total: int) -> None:

@@ -1,7 +1,9 @@
 """The offline class over a fake engine."""
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from byte_model import byte_tokenizer, write_byte_model
@@ -45,6 +47,56 @@ def test_sampling_for_all_or_for_each(llm: LLM) -> None:
     assert [o.text for o in llm.generate(["abcd", "abcd"], [short, long])] == ["a", "abc"]
     with pytest.raises(ValueError, match="sampling: 2 are needed, got 1"):
         llm.generate(["a", "b"], [short])
+
+
+def test_a_prompt_may_be_what_a_line_of_a_file_is(llm: LLM, engine: FakeEngine) -> None:
+    ids = byte_tokenizer().encode("ids").ids
+    prompts = [
+        {"prompt_token_ids": ids},
+        {"prompt": "text", "max_tokens": 2},
+        {"messages": [{"role": "user", "content": "hi"}]},
+    ]
+    outputs = llm.generate(prompts, SamplingParams(max_tokens=9, seed=5))
+    assert [output.text for output in outputs] == ["ids", "te", "[hi]"]
+    assert [add.sampling.seed for add in engine.added] == [5, 5, 5]
+    assert [output.text for output in llm.generate({"prompt": "alone"})] == ["alone"]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "error"),
+    [
+        ([{"promt": "a"}], "unknown field 'promt'; did you mean 'prompt'"),
+        ([[1, "a"]], r"prompt_token_ids\[1\]: expected `int`, got `str`"),
+        ([None], "exactly one of prompt, messages, prompt_token_ids is needed, got none"),
+    ],
+)
+def test_what_is_wrong_with_a_prompt_is_named(llm: LLM, prompts: Any, error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        llm.generate(prompts)
+
+
+@pytest.mark.parametrize("prompts", [None, 5, b"bytes", {"a", "b"}, iter(["a"])])
+def test_prompts_are_a_list_or_one_prompt(llm: LLM, prompts: Any) -> None:
+    with pytest.raises(ValueError, match="prompts must be text, token ids, a dict, or a list"):
+        llm.generate(prompts)
+    with pytest.raises(ValueError, match="conversations must be a list of messages, or a list"):
+        llm.chat(prompts)
+
+
+@pytest.mark.parametrize("sampling", [{"max_tokens": 2}, [{"max_tokens": 2}], "greedy"])
+def test_sampling_is_no_plain_data(llm: LLM, sampling: Any) -> None:
+    with pytest.raises(ValueError, match="sampling must be SamplingParams, or a list with one"):
+        llm.generate(["a"], sampling)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("temperature", "a"), ("max_tokens", "2"), ("stop", 5), ("stop_token_ids", ["x"])],
+)
+def test_a_sampling_parameter_of_a_wrong_type_is_named(field: str, value: Any) -> None:
+    error = f"^{field} must be `.*: {re.escape(repr(value))}$"
+    with pytest.raises(ValueError, match=error):
+        SamplingParams(**{field: value})
 
 
 def test_a_bad_prompt_starts_nothing(llm: LLM, engine: FakeEngine) -> None:
