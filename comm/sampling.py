@@ -134,7 +134,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         """Raise ValueError if a token id named here is not in the model's vocabulary."""
         for field, ids in (
             ("stop_token_ids", self.stop_token_ids),
-            ("logit_bias", tuple(self.logit_bias or ())),
+            ("logit_bias: its token ids", tuple(self.logit_bias or ())),
         ):
             for token_id in ids:
                 _require(0 <= token_id < vocab_size, field, token_id, f"in [0, {vocab_size})")

@@ -7,6 +7,7 @@ import msgspec
 
 from lockstep.comm.messages import AddRequest, pack_ids
 from lockstep.comm.sampling import SamplingParams
+from lockstep.launcher.id_check import check_ids
 from lockstep.launcher.inputs import PromptInput
 from lockstep.launcher.strict import convert
 from lockstep.launcher.structured import StructureCheck, take_response_format
@@ -81,7 +82,8 @@ class Preparer:
 
     def _encode(self, given: PromptInput) -> tuple[str | None, list[int]]:
         if given.prompt_token_ids is not None:
-            return None, self._checked(given.prompt_token_ids)
+            check_ids(given.prompt_token_ids, self._vocab_size, "prompt_token_ids")
+            return None, given.prompt_token_ids
         if given.messages is not None:
             text = self._tokenizer.render_chat(given.messages, given.template_variables)
             return text, self._tokenizer.encode_chat(self._short(text))
@@ -100,13 +102,6 @@ class Preparer:
                 f"max_model_len={self._max_model_len} tokens hold, got {len(text)}"
             )
         return text
-
-    def _checked(self, ids: list[int]) -> list[int]:
-        for position, token_id in enumerate(ids):
-            if not 0 <= token_id < self._vocab_size:
-                field = f"prompt_token_ids[{position}]"
-                raise ValueError(f"{field} must be in [0, {self._vocab_size}), got {token_id}")
-        return ids
 
     def _sampling(self, given: dict[str, Any]) -> SamplingParams:
         own = dict(given)

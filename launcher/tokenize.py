@@ -79,7 +79,7 @@ class Tokenizer:
         """
         if self._template is None:
             raise ValueError("messages: this model has no chat template; pass --chat-template")
-        return self._template.render([_flatten(message) for message in messages], variables)
+        return self._template.render([_flatten(*each) for each in enumerate(messages)], variables)
 
     def encode_chat(self, prompt_text: str) -> list[int]:
         """Ids of rendered text; the template has already spelled every special token.
@@ -235,11 +235,13 @@ def _template_entry(settings: dict[str, Any]) -> str | None:
     return source if isinstance(source, str) else None
 
 
-def _flatten(message: Message) -> Message:
+def _flatten(number: int, message: Message) -> Message:
     """Content given as a list of text parts becomes one text, which every template takes."""
     content = message.get("content")
     if not isinstance(content, list):
         return message
-    if not all(isinstance(p, dict) and isinstance(p.get("text"), str) for p in content):
-        raise ValueError('messages: content must be text or parts {"type": "text", "text": ...}')
+    for place, part in enumerate(content):
+        if not (isinstance(part, dict) and isinstance(part.get("text"), str)):
+            field = f"messages[{number}].content[{place}]"
+            raise ValueError(f'{field}: a part {{"type": "text", "text": ...}} is needed')
     return message | {"content": "".join(part["text"] for part in content)}

@@ -4,6 +4,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from lockstep.launcher.id_check import check_ids
 from lockstep.launcher.inputs import PromptInput
 from lockstep.launcher.outputs import RequestOutput
 from lockstep.launcher.prepare import PreparedRequest
@@ -21,13 +22,14 @@ from lockstep.launcher.serve.shape import Shape
 from lockstep.launcher.serve.state import name_of, read_call
 from lockstep.launcher.tokenize import AnyTokenizer
 
+Prompt = str | list[str | int | list[int]]
 _UNSUPPORTED = UNSUPPORTED | {"suffix": ("",)}
 
 
 class CompletionCall(Call, frozen=True, kw_only=True):
     """``prompt``: a text, a list of texts, token ids, or a list of lists of token ids."""
 
-    prompt: str | list[str | int | list[int]]
+    prompt: Prompt
     echo: bool = False
 
     def __post_init__(self) -> None:
@@ -86,6 +88,7 @@ async def completions(request: Request) -> Response:
     refuse(record, _UNSUPPORTED)
     call = take_fields(record, CompletionCall)
     service.card_of(call.model)
+    await service.offload(lambda: check_prompt(call.prompt, service.limits.vocab_size))
     sampling = sampling_of(record)
     if call.echo and "logprobs" in sampling:
         raise bad_request("echo cannot be combined with logprobs", "echo")
@@ -97,11 +100,21 @@ async def completions(request: Request) -> Response:
     return Answer(lambda: service.serve("cmpl", requests, name), shape, call.streaming)
 
 
+def check_prompt(prompt: Prompt, vocab_size: int) -> None:
+    """Raises ValueError for ids that the model has not, named as the client sent them."""
+    if isinstance(prompt, str):
+        return
+    check_ids([each for each in prompt if isinstance(each, int)], vocab_size, "prompt")
+    for number, each in enumerate(prompt):
+        if isinstance(each, list):
+            check_ids(each, vocab_size, f"prompt[{number}]")
+
+
 def _text(request: PreparedRequest, tokenizer: AnyTokenizer) -> str:
     return tokenizer.decode(request.prompt_ids) if request.prompt is None else request.prompt
 
 
-def _forms(prompt: str | list[str | int | list[int]]) -> list[Record]:
+def _forms(prompt: Prompt) -> list[Record]:
     """One a prompt, as ``PromptInput`` takes them."""
     if isinstance(prompt, str):
         return [{"prompt": prompt}]

@@ -4,6 +4,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from lockstep.launcher.id_check import check_ids
 from lockstep.launcher.serve.api_errors import bad_request
 from lockstep.launcher.serve.body import json_response, take_fields
 from lockstep.launcher.serve.chat import ChatCall, prompt_of
@@ -51,10 +52,9 @@ async def detokenize(request: Request) -> Response:
     service, record = await read_call(request)
     call = take_fields(record, DetokenizeCall)
     service.card_of(call.model)
-    vocab_size = service.limits.vocab_size
-    for position, token_id in enumerate(call.tokens):
-        if not 0 <= token_id < vocab_size:
-            message = f"tokens[{position}] must be in [0, {vocab_size}), got {token_id}"
-            raise bad_request(message, "tokens")
+    try:
+        check_ids(call.tokens, service.limits.vocab_size, "tokens")
+    except ValueError as error:
+        raise bad_request(str(error), "tokens") from None
     text = await service.offload(lambda: service.tokenizer.spell(call.tokens))
     return json_response({"prompt": text})

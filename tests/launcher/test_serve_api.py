@@ -293,6 +293,30 @@ def test_what_cannot_be_done_is_400_with_its_field(
     assert engine.added == []
 
 
+@pytest.mark.parametrize(
+    ("path", "call", "message"),
+    [
+        (COMPLETIONS, {"prompt": [1, VOCAB]}, f"prompt[1] must be in [0, {VOCAB}), got {VOCAB}"),
+        (COMPLETIONS, {"prompt": [[1], [-1]]}, f"prompt[1][0] must be in [0, {VOCAB}), got -1"),
+        (
+            COMPLETIONS,
+            {"prompt": "x", "logit_bias": {str(VOCAB): 1}},
+            f"logit_bias: its token ids must be in [0, {VOCAB}), got {VOCAB}",
+        ),
+        (
+            CHAT,
+            say([{"text": "x"}, {"type": "image_url"}]),
+            'messages[0].content[1]: a part {"type": "text", "text": ...} is needed',
+        ),
+    ],
+)
+def test_what_is_wrong_is_named_as_the_client_sent_it(
+    served: Served, path: str, call: dict[str, Any], message: str
+) -> None:
+    error = served.ask(path, call).error()
+    assert error["message"] == message and message.startswith(error["param"])
+
+
 @pytest.mark.parametrize("token_id", [-1, VOCAB, 2**31, 2**63, True, 1.5, "7", None])
 def test_fault_77_ids_outside_the_vocabulary(served: Served, token_id: Any) -> None:
     for prompt in ([1, token_id], [[1, token_id]]):

@@ -170,7 +170,7 @@ def test_text_parts_are_joined_and_others_refused(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(write_model(tmp_path, chat_template=CHAT, bos_token="<s>"))
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert "<user>ab\n" in tokenizer.render_chat([{"role": "user", "content": parts}])
-    with pytest.raises(ValueError, match="content must be text"):
+    with pytest.raises(ValueError, match=r"^messages\[0\].content\[0\]: a part"):
         tokenizer.render_chat([{"role": "user", "content": [{"type": "image_url"}]}])
 
 

@@ -16,7 +16,11 @@ from lockstep.worker.schedule.checks import QueueFull
         ([-1], {}, r"prompt must be in \[0, 97\), got -1"),
         ([1], {"stops": (2, 2**31 - 1)}, r"stop_ids must be in \[0, 97\), got 2147483647"),
         ([1], {"stop_token_ids": (97,)}, r"stop_token_ids must be in \[0, 97\), got 97"),
-        ([1], {"logit_bias": {97: 1.0}}, r"logit_bias must be in \[0, 97\), got 97"),
+        (
+            [1],
+            {"logit_bias": {97: 1.0}},
+            r"^logit_bias: its token ids must be in \[0, 97\), got 97",
+        ),
         ([1] * 30, {"max_tokens": 20}, r"9 KV blocks of 4 tokens, got 30 \+ 20 tokens = 13 blocks"),
     ],
 )
