@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from lockstep.launcher.errors import ConfigError
 from lockstep.launcher.files import check_readable
+from lockstep.launcher.other_flags import advice_on_setting
 from lockstep.launcher.strict import convert
 from lockstep.parallel.config import DpLockstep
 from lockstep.worker.config import CaptureTime, GraphModeName
@@ -158,7 +159,7 @@ def read_toml(path: Path, beside: type[msgspec.Struct] = NoSettings) -> dict[str
         others = {k: v for k, v in settings.items() if k in beside.__struct_fields__}
         convert(others, beside)
         own = {key: value for key, value in settings.items() if key not in others}
-        convert({"model": "", **own}, LaunchConfig)
+        _launch_config({"model": "", **own})
     except (OSError, ValueError) as error:
         raise ConfigError(f"--config {path}: {error}") from None
     return settings
@@ -174,6 +175,15 @@ def build_config(given: dict[str, Any], file: Path | None = None) -> LaunchConfi
     if "model" not in settings:
         raise ConfigError("model is required: pass --model, or set it in the --config file")
     try:
-        return convert(settings, LaunchConfig)
+        return _launch_config(settings)
     except ValueError as error:
         raise ConfigError(str(error)) from None
+
+
+def _launch_config(settings: dict[str, Any]) -> LaunchConfig:
+    """As ``convert``; a setting that other servers have is answered with what to write instead."""
+    known = LaunchConfig.__struct_fields__
+    told = (advice_on_setting(name) for name in settings if name not in known)
+    for text in filter(None, told):
+        raise ValueError(text)
+    return convert(settings, LaunchConfig)
