@@ -19,6 +19,7 @@ from lockstep.launcher.files import check_readable, check_writable
 from lockstep.launcher.front_end import FrontEnd
 from lockstep.launcher.graph_stats import print_graph_stats, write_batch_histogram
 from lockstep.launcher.inputs import BadInput, PromptInput, read_lines
+from lockstep.launcher.line_errors import LineErrors
 from lockstep.launcher.line_format import Format, by_first_line, by_name
 from lockstep.launcher.outputs import RequestOutput
 from lockstep.launcher.prepare import Preparer
@@ -144,7 +145,8 @@ def generate(options: GenerateOptions, front: FrontEnd) -> Totals:
     session = front.session(window=options.max_concurrency)
     totals = Totals()
     began = time.monotonic()
-    events = session.run(prepare_all(preparer, open_inputs(options)))
+    lines = LineErrors()
+    events = lines.located(session.run(prepare_all(preparer, open_inputs(options, lines))))
     if options.output is None:
         _print_answers(options, events, totals)
     else:
@@ -153,12 +155,13 @@ def generate(options: GenerateOptions, front: FrontEnd) -> Totals:
     return totals
 
 
-def open_inputs(options: GenerateOptions) -> Iterable[PromptInput | BadInput]:
+def open_inputs(options: GenerateOptions, lines: LineErrors) -> Iterable[PromptInput | BadInput]:
     """Records in input order; a file or a pipe is read as they are needed."""
     if options.prompts:
         return [PromptInput(prompt=prompt) for prompt in options.prompts]
     source = _source(options)
-    return read_lines(_open_lines(source), by_name(options.prompts_format, source), _tell)
+    format = by_name(options.prompts_format, source)
+    return lines.unnumbered(read_lines(_open_lines(source), format, _tell))
 
 
 def _tell(text: str) -> None:

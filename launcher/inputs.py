@@ -55,14 +55,17 @@ def _untold(text: str) -> None:
 
 def read_lines(
     lines: Iterable[bytes], format: Format, tell: Callable[[str], None] = _untold
-) -> Iterator[PromptInput | BadInput]:
-    """One record a line that is not blank; ``tell`` gets what the user should know of a guess."""
+) -> Iterator[tuple[int, PromptInput | BadInput]]:
+    """The number and the record of each line that is not blank.
+
+    ``tell`` gets what the user should know of a guess.
+    """
     formats = LineFormat(format, tell)
     for number, line in filled(lines):
         try:
-            yield _parse(line.decode("utf-8"), formats.of(number, line))
+            yield number, _parse(line.decode("utf-8"), formats.of(number, line))
         except ValueError as error:
-            yield BadInput(f"line {number}: {error}")
+            yield number, BadInput(str(error))
 
 
 def _parse(line: str, format: Format) -> PromptInput:

@@ -50,7 +50,7 @@ def _read(options: BenchOptions) -> list[PromptInput]:
         raise ValueError(f"prompts_file {path}: {error.strerror}") from None
     if text.lstrip().startswith(b"["):
         return list(_conversations(_json(path, text), options))
-    found = [_checked(path, each) for each in read_lines(text.splitlines(), "jsonl")]
+    found = [_checked(path, *each) for each in read_lines(text.splitlines(), "jsonl")]
     return [_with_max_tokens(prompt, options.output_len) for prompt in found]
 
 
@@ -61,9 +61,9 @@ def _json(path: Path, text: bytes) -> Any:
         raise ValueError(f"prompts_file {path}: no valid JSON: {error}") from None
 
 
-def _checked(path: Path, found: PromptInput | BadInput) -> PromptInput:
+def _checked(path: Path, number: int, found: PromptInput | BadInput) -> PromptInput:
     if isinstance(found, BadInput):
-        raise ValueError(f"prompts_file {path}: {found.error}")
+        raise ValueError(f"prompts_file {path}: line {number}: {found.error}")
     return found
 
 

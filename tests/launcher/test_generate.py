@@ -103,6 +103,21 @@ def test_jsonl_in_and_out(model: str, tmp_path: Path) -> None:
     assert len(engine.added) == 4
 
 
+def test_every_error_of_a_file_begins_with_its_line(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ["", "nonsense", '{"prompt": "x", "top_p": 2}', '{"prompt": "far too long"}', ""]
+    source = tmp_path / "in.jsonl"
+    source.write_text("\n".join([*lines, '{"prompt": "x"}', '{"prompt": "x", "top": 1}']))
+    argv = ("--raw", "--prompts-file", str(source))
+    run(model, *argv, "--output", str(tmp_path / "out"), engine=FakeEngine(max_model_len=8))
+    begun = [record.get("error", "")[:8] for record in records(tmp_path / "out")]
+    assert begun == ["line 2: ", "line 3: ", "line 4: ", "", "line 7: "]
+    capsys.readouterr()
+    run(model, *argv, engine=FakeEngine(max_model_len=8))
+    assert "lockstep: request 1 failed: line 3: top_p must" in capsys.readouterr().err
+
+
 def test_what_the_scheduler_refuses_is_that_requests_error(model: str, tmp_path: Path) -> None:
     target = tmp_path / "out.jsonl"
     engine = FakeEngine(max_model_len=8)
@@ -233,7 +248,7 @@ def test_dummy_weights_need_no_tokenizer(tmp_path: Path) -> None:
     assert code == 1
     ids, text = records(target)
     assert (ids["token_ids"], ids["text"]) == ([1, 2], "")
-    assert text["error"] == "prompt: this model has no tokenizer; give prompt_token_ids"
+    assert text["error"] == "line 2: prompt: this model has no tokenizer; give prompt_token_ids"
     code, _ = run(model, *files)
     assert code == 2
 

@@ -17,7 +17,7 @@ MAX_MODEL_LEN = 512
 
 
 def read(text: str, format: Format = "jsonl") -> list[PromptInput | BadInput]:
-    return list(read_lines(text.encode().split(b"\n"), format))
+    return [given for _, given in read_lines(text.encode().split(b"\n"), format)]
 
 
 @pytest.fixture(scope="module")
@@ -91,10 +91,10 @@ def test_a_bad_line_is_named(line: str, named: str) -> None:
 
 def test_a_bad_line_keeps_its_place_and_the_rest_go_on() -> None:
     lines = [b'{"prompt": "a"}', b"\xff", b'{"prompt": "b"}']
-    first, bad, last = read_lines(lines, "jsonl")
+    (one, first), (two, bad), (three, last) = read_lines(lines, "jsonl")
     assert (first, last) == (PromptInput(prompt="a"), PromptInput(prompt="b"))
     assert isinstance(bad, BadInput)
-    assert bad.error.startswith("line 2: ")
+    assert (one, two, three) == (1, 2, 3)
 
 
 @pytest.mark.parametrize("token_id", [-1, VOCAB, 2**31, 2**63])

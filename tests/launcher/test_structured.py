@@ -225,7 +225,8 @@ def test_lines_of_json_may_ask_and_a_bad_one_stays_in_its_place() -> None:
         {"prompt": "d", "structured_outputs": {"regex": "("}},
         {"prompt": "e"},
     ]
-    inputs = read_lines([json.dumps(line).encode() for line in lines], "jsonl")
+    read = read_lines([json.dumps(line).encode() for line in lines], "jsonl")
+    inputs = [given for _, given in read]
     tokenizer = Tokenizer(byte_tokenizer(), bos_token=None, template=None)
     first, second, third, fourth, last = prepare_all(preparer(tokenizer), inputs)
     assert first.sampling.structured_outputs == StructuredOutputs(regex="a+b")
