@@ -22,10 +22,10 @@ from lockstep.launcher.inputs import BadInput, PromptInput, read_lines
 from lockstep.launcher.line_errors import LineErrors
 from lockstep.launcher.line_format import Format, by_first_line, by_name
 from lockstep.launcher.outputs import RequestOutput
-from lockstep.launcher.prepare import Preparer
+from lockstep.launcher.prepare import prepare_all
 from lockstep.launcher.printer import AnswerPrinter
 from lockstep.launcher.resolve import Resolved, asked_mode
-from lockstep.launcher.session import Progressed, Submission, in_order
+from lockstep.launcher.session import Progressed, in_order
 from lockstep.launcher.start_report import num_graphs
 from lockstep.launcher.tokenize import AnyTokenizer
 
@@ -183,22 +183,6 @@ def _known_format(options: GenerateOptions) -> Format:
     if format == "auto" and source is not None and source.is_file():
         return by_first_line(_open_lines(source))
     return format
-
-
-def prepare_all(
-    preparer: Preparer, inputs: Iterable[PromptInput | BadInput]
-) -> Iterator[Submission]:
-    """A prompt that cannot run keeps its place as an error."""
-    for given in inputs:
-        if isinstance(given, BadInput):
-            yield given
-            continue
-        try:
-            yield preparer.prepare(given)
-        except ValueError as error:
-            # The prompt may be the very thing that cannot be written as UTF-8.
-            text = given.prompt and given.prompt.encode(errors="replace").decode()
-            yield BadInput(str(error), text)
 
 
 def _print_answers(options: GenerateOptions, events: Iterator[Progressed], totals: Totals) -> None:

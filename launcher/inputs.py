@@ -107,6 +107,14 @@ def from_record(record: dict[str, Any]) -> PromptInput:
     return convert({**forms, "sampling": sampling}, PromptInput)
 
 
+def read_record(record: dict[str, Any]) -> PromptInput | BadInput:
+    """As ``from_record``, an error in its place."""
+    try:
+        return from_record(record)
+    except ValueError as error:
+        return BadInput(str(error))
+
+
 def _check_messages(messages: list[Message]) -> None:
     if not messages:
         raise ValueError("messages: at least one message is needed, got []")

@@ -2,7 +2,7 @@
 
 with LLM("smollm2", tensor_parallel_size=2) as llm:
     for output in llm.generate(["The sky is"], SamplingParams(temperature=0)):
-        ...
+        print(output.error or output.text)
 """
 
 from collections.abc import Sequence
@@ -22,8 +22,9 @@ from lockstep.launcher.front_end import (
     open_front_end,
     start_default_engine,
 )
-from lockstep.launcher.inputs import from_record
+from lockstep.launcher.inputs import read_record
 from lockstep.launcher.outputs import RequestOutput
+from lockstep.launcher.prepare import prepare_all
 from lockstep.launcher.session import run_all
 from lockstep.worker.schedule.stats import SchedulerStats
 
@@ -65,9 +66,14 @@ class LLM:
                 sampling parameters, which stand above ``sampling``.
             sampling: for all, or one each; None takes the model's defaults.
 
+        Returns:
+            One output a prompt, in their order. A prompt that cannot run harms no other: its output
+            has ``error``, and "error" as ``finish_reason``; so has what ran when a rank was lost.
+
         Raises:
-            ValueError: a prompt or a parameter that cannot run; nothing is started then.
-            EngineDead: a rank or the scheduler is lost.
+            ValueError: ``prompts`` or ``sampling`` is none of these, or has a parameter that cannot
+                run; nothing is started then.
+            EngineDead: a rank or the scheduler is lost, and there is more to run.
         """
         return self._run([_record(prompt) for prompt in _listed(prompts)], sampling)
 
@@ -76,7 +82,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation or several, through the model's chat template.
 
-        Raises: as ``generate``.
+        Returns and raises: as ``generate``.
         """
         several = _conversations(conversations)
         return self._run([{"messages": messages} for messages in several], sampling)
@@ -107,18 +113,22 @@ class LLM:
 
     def _run(self, records: list[dict[str, Any]], sampling: Sampling) -> list[RequestOutput]:
         session = self._front().session(prefix=f"call{next(self._calls)}-")
-        fields_each = _fields_each(sampling, len(records))
+        fields_each = self._fields_each(sampling, len(records))
         lines = [fields | record for fields, record in zip(fields_each, records, strict=True)]
-        return run_all(session, [self._preparer.prepare(from_record(line)) for line in lines])
+        return run_all(session, prepare_all(self._preparer, map(read_record, lines)))
 
+    def _fields_each(self, sampling: Sampling, count: int) -> list[dict[str, Any]]:
+        """The sampling parameters of each of ``count`` prompts, checked."""
+        if not _is_list(sampling):
+            return [self._checked(sampling)] * count
+        if len(sampling) != count:
+            raise ValueError(f"sampling: {count} are needed, got {len(sampling)}")
+        return [self._checked(one) for one in sampling]
 
-def _fields_each(sampling: Sampling, count: int) -> list[dict[str, Any]]:
-    """The sampling parameters of each of ``count`` prompts."""
-    if not _is_list(sampling):
-        return [_fields(sampling)] * count
-    if len(sampling) != count:
-        raise ValueError(f"sampling: {count} are needed, got {len(sampling)}")
-    return [_fields(one) for one in sampling]
+    def _checked(self, params: object) -> dict[str, Any]:
+        fields = _fields(params)
+        self._preparer.sampling(fields)
+        return fields
 
 
 def _fields(params: object) -> dict[str, Any]:

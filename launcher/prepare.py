@@ -1,6 +1,6 @@
 """From a user's prompt to a request that the scheduler takes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -8,7 +8,7 @@ import msgspec
 from lockstep.comm.messages import AddRequest, pack_ids
 from lockstep.comm.sampling import SamplingParams
 from lockstep.launcher.id_check import check_ids
-from lockstep.launcher.inputs import PromptInput
+from lockstep.launcher.inputs import BadInput, PromptInput
 from lockstep.launcher.strict import convert
 from lockstep.launcher.structured import StructureCheck, take_response_format
 from lockstep.launcher.text_check import check_text
@@ -30,6 +30,9 @@ class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
             sampling=self.sampling,
             stop_ids=pack_ids(self.stop_ids),
         )
+
+
+Submission = PreparedRequest | BadInput
 
 
 class Preparer:
@@ -69,7 +72,7 @@ class Preparer:
         Raises:
             ValueError: names the field, the value and the limit.
         """
-        sampling = self._sampling(given.sampling)
+        sampling = self.sampling(given.sampling)
         text, ids = self._encode(given)
         if not ids:
             raise ValueError("prompt: it has no tokens")
@@ -79,6 +82,23 @@ class Preparer:
             sampling=sampling,
             stop_ids=stop_ids(sampling, self._end_ids),
         )
+
+    def sampling(self, given: dict[str, Any]) -> SamplingParams:
+        """Checked parameters of a request that sets ``given`` itself.
+
+        Raises:
+            ValueError: names the field, the value and the limit.
+        """
+        own = dict(given)
+        named = take_response_format(own)
+        fields = {**self._defaults, **own}
+        if isinstance(fields.get("stop"), str):
+            fields["stop"] = [fields["stop"]]
+        sampling = convert(fields, SamplingParams)
+        sampling.check_vocab(self._vocab_size)
+        if sampling.structured_outputs is not None:
+            self._structure.check(named, sampling.structured_outputs)
+        return sampling
 
     def _encode(self, given: PromptInput) -> tuple[str | None, list[int]]:
         if given.prompt_token_ids is not None:
@@ -103,17 +123,21 @@ class Preparer:
             )
         return text
 
-    def _sampling(self, given: dict[str, Any]) -> SamplingParams:
-        own = dict(given)
-        named = take_response_format(own)
-        fields = {**self._defaults, **own}
-        if isinstance(fields.get("stop"), str):
-            fields["stop"] = [fields["stop"]]
-        sampling = convert(fields, SamplingParams)
-        sampling.check_vocab(self._vocab_size)
-        if sampling.structured_outputs is not None:
-            self._structure.check(named, sampling.structured_outputs)
-        return sampling
+
+def prepare_all(
+    preparer: Preparer, inputs: Iterable[PromptInput | BadInput]
+) -> Iterator[Submission]:
+    """A prompt that cannot run keeps its place as an error."""
+    for given in inputs:
+        if isinstance(given, BadInput):
+            yield given
+            continue
+        try:
+            yield preparer.prepare(given)
+        except ValueError as error:
+            # The prompt may be the very thing that cannot be written as UTF-8.
+            text = given.prompt and given.prompt.encode(errors="replace").decode()
+            yield BadInput(str(error), text)
 
 
 def stop_ids(sampling: SamplingParams, end_ids: Sequence[int]) -> tuple[int, ...]:

@@ -8,12 +8,10 @@ from lockstep.comm.messages import TokenDelta
 from lockstep.launcher.engine import EngineClient
 from lockstep.launcher.inputs import BadInput
 from lockstep.launcher.outputs import OutputAssembler, RequestOutput
-from lockstep.launcher.prepare import PreparedRequest
+from lockstep.launcher.prepare import Submission
 from lockstep.launcher.tokenize import AnyTokenizer
 
 POLL_S = 0.5
-
-Submission = PreparedRequest | BadInput
 
 
 class Progressed(msgspec.Struct, frozen=True):

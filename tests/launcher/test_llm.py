@@ -71,8 +71,8 @@ def test_a_prompt_may_be_what_a_line_of_a_file_is(llm: LLM, engine: FakeEngine) 
     ],
 )
 def test_what_is_wrong_with_a_prompt_is_named(llm: LLM, prompts: Any, error: str) -> None:
-    with pytest.raises(ValueError, match=error):
-        llm.generate(prompts)
+    (output,) = llm.generate(prompts)
+    assert output.finish_reason == "error" and re.match(error, output.error or "")
 
 
 @pytest.mark.parametrize("prompts", [None, 5, b"bytes", {"a", "b"}, iter(["a"])])
@@ -99,9 +99,31 @@ def test_a_sampling_parameter_of_a_wrong_type_is_named(field: str, value: Any) -
         SamplingParams(**{field: value})
 
 
-def test_a_bad_prompt_starts_nothing(llm: LLM, engine: FakeEngine) -> None:
-    with pytest.raises(ValueError, match=r"prompt_token_ids\[0\] must be in"):
-        llm.generate(["fine", [99999]])
+def test_a_bad_prompt_harms_no_other(llm: LLM) -> None:
+    prompts: Any = ["fine", [99999], "", [5] * 10_000, {"prompt": "a", "top_p": 2}, "too"]
+    outputs = llm.generate(prompts)
+    assert [output.text for output in outputs] == ["fine", "", "", "", "", "too"]
+    for output, error in zip(
+        outputs[1:5],
+        ("prompt_token_ids[0] must be in", "prompt: it has no", "prompt must be below", "top_p"),
+        strict=True,
+    ):
+        assert output.finish_reason == "error" and (output.error or "").startswith(error)
+    assert outputs[0].error is None and outputs[5].error is None
+
+
+def test_a_conversation_that_cannot_be_rendered_harms_no_other(llm: LLM) -> None:
+    empty, fine, broken = llm.chat([[], [{"role": "user", "content": "hi"}], [{"role": "user"}]])
+    assert (fine.text, fine.error) == ("[hi]", None)
+    assert "at least one message" in (empty.error or "")
+    assert "messages[0].content" in (broken.error or "")
+
+
+def test_parameters_that_cannot_run_start_nothing(llm: LLM, engine: FakeEngine) -> None:
+    bad = SamplingParams(stop_token_ids=(99999,))
+    for sampling in (bad, [SamplingParams(), bad]):
+        with pytest.raises(ValueError, match="stop_token_ids must be in"):
+            llm.generate(["a", "b"], sampling)
     assert not engine.added
 
 

@@ -22,11 +22,10 @@ from tokenizers import Tokenizer as Backend
 from lockstep.comm.sampling import SamplingParams
 from lockstep.comm.structured import StructuredOutputs
 from lockstep.launcher import structured
-from lockstep.launcher.generate import prepare_all
 from lockstep.launcher.grammars import create_compiler
 from lockstep.launcher.inputs import BadInput, parse_json, read_lines
 from lockstep.launcher.llm import LLM
-from lockstep.launcher.prepare import Preparer
+from lockstep.launcher.prepare import Preparer, prepare_all
 from lockstep.launcher.tokenize import NoTokenizer, Tokenizer, load_tokenizer
 from lockstep.worker.grammars import grammar
 
