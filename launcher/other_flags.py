@@ -133,8 +133,6 @@ _ABSENT = {
     "code from elsewhere is not loaded": """
         --middleware --logits-processors --worker-cls --worker-extension-cls --scheduler-cls
         --io-processor-plugin""",
-    "headers for browsers are left to a proxy in front": """
-        --allowed-origins --allowed-methods --allowed-headers --allow-credentials""",
     "TLS is --ssl-keyfile and --ssl-certfile, read once": """
         --ssl-ca-certs --ssl-cert-reqs --ssl-ciphers --enable-ssl-refresh""",
 }

@@ -6,6 +6,7 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from lockstep.launcher.serve import probes
 from lockstep.launcher.serve.abort import abort
@@ -13,6 +14,7 @@ from lockstep.launcher.serve.api_errors import ApiError, internal
 from lockstep.launcher.serve.auth import KeyCheck
 from lockstep.launcher.serve.chat import chat_completions
 from lockstep.launcher.serve.completions import completions
+from lockstep.launcher.serve.cross_origin import with_cors
 from lockstep.launcher.serve.models import list_models, show_model
 from lockstep.launcher.serve.prefix import Prefix
 from lockstep.launcher.serve.state import ServerState
@@ -37,7 +39,7 @@ _ROUTES = [
 ]
 
 
-def create_app(state: ServerState) -> Starlette:
+def create_app(state: ServerState) -> ASGIApp:
     """An application over ``state``, which may become ready later."""
     keys, prefix = state.options.api_key, state.options.root_path
     app = Starlette(
@@ -54,7 +56,7 @@ def create_app(state: ServerState) -> Starlette:
         },
     )
     app.state.server = state
-    return app
+    return with_cors(app, state.options)
 
 
 async def _api_error(request: Request, error: Exception) -> Response:

@@ -13,6 +13,7 @@ from lockstep.launcher.arguments import Parser
 from lockstep.launcher.config import LaunchConfig, build_config, read_toml
 from lockstep.launcher.errors import ConfigError
 from lockstep.launcher.front_end import StartEngine
+from lockstep.launcher.serve.cross_origin import LISTS, add_list_flags
 from lockstep.launcher.serve.options import ServeOptions
 from lockstep.launcher.serve.run import serve
 from lockstep.launcher.strict import convert
@@ -60,7 +61,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="same as --model")
     parser.add_argument("--config", metavar="FILE", help="TOML file of settings")
-    flags.add_flags(parser.add_argument_group("server"), ServeOptions)
+    server = parser.add_argument_group("server")
+    flags.add_flags(server, ServeOptions, skip=LISTS)
+    add_list_flags(server)
     flags.add_flags(parser.add_argument_group("engine"), LaunchConfig)
     return parser
 

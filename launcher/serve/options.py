@@ -28,6 +28,12 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     api_key: Annotated[
         tuple[str, ...], _help("refuse requests without it (or LOCKSTEP_API_KEY); repeatable")
     ] = ()
+    allow_credentials: Annotated[
+        bool, _help("let pages of the allowed origins send credentials")
+    ] = False
+    allowed_origins: tuple[str, ...] = ("*",)
+    allowed_methods: tuple[str, ...] = ("*",)
+    allowed_headers: tuple[str, ...] = ("*",)
     ssl_keyfile: Annotated[str | None, _help("serve HTTPS with this key")] = None
     ssl_certfile: Annotated[str | None, _help("and this certificate")] = None
     shutdown_timeout: Annotated[

@@ -81,8 +81,9 @@ async def ask(
     body: Any = None,
     headers: dict[str, str] | None = None,
     visit: Visit | None = None,
+    method: str | None = None,
 ) -> Reply:
-    """POST ``body`` (bytes, or what becomes JSON); GET if there is none."""
+    """POST ``body`` (bytes, or what becomes JSON); GET if there is none and no other method."""
     visit, reply = visit or Visit(), Reply()
     data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
     unread = [{"type": "http.request", "body": data, "more_body": False}]
@@ -104,7 +105,7 @@ async def ask(
         await asyncio.sleep(visit.pause_s)
 
     scope = {
-        "type": "http", "method": "GET" if body is None else "POST", "path": path,
+        "type": "http", "method": method or ("GET" if body is None else "POST"), "path": path,
         "raw_path": path.encode(), "query_string": b"", "root_path": "", "scheme": "http",
         "headers": [(k.encode(), v.encode()) for k, v in (headers or {}).items()],
         "http_version": "1.1", "client": ("test", 1), "server": ("test", 2),
