@@ -2,11 +2,13 @@
 
 import argparse
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import msgspec
 from msgspec import inspect
+
+from lockstep.launcher.whole_numbers import whole_number
 
 ALIASES = {
     "tensor_parallel_size": "-tp",
@@ -14,10 +16,10 @@ ALIASES = {
     "optimization_level": "-O",
     "max_num_queued_reqs": "--max-queued-requests",
 }
-_SCALARS: dict[type[inspect.Type], type] = {
-    inspect.IntType: int,
-    inspect.FloatType: float,
-    inspect.StrType: str,
+_SCALARS: dict[type[inspect.Type], tuple[Callable[[str], object], str]] = {
+    inspect.IntType: (whole_number, "N"),
+    inspect.FloatType: (float, "X"),
+    inspect.StrType: (str, "TEXT"),
 }
 
 
@@ -96,8 +98,8 @@ def _repeated(item: inspect.Type) -> dict[str, Any]:
 
 
 def _scalar(type_: inspect.Type) -> dict[str, Any]:
-    kind = _SCALARS[type(type_)]
-    return {"type": kind, "metavar": {int: "N", float: "X", str: "TEXT"}[kind]}
+    kind, metavar = _SCALARS[type(type_)]
+    return {"type": kind, "metavar": metavar}
 
 
 def _unwrap(type_: inspect.Type) -> tuple[inspect.Type, str]:

@@ -1,6 +1,7 @@
 """Flags, the TOML file, and what "auto" becomes."""
 
 import argparse
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from lockstep.launcher.config import LaunchConfig, build_config
 from lockstep.launcher.errors import ConfigError
 from lockstep.launcher.flags import add_flags, given
 from lockstep.launcher.resolve import CPU_KV_BYTES, Resolved, resolve
+from lockstep.launcher.serve.command import parse as parse_serve
 from lockstep.worker.attention.registry import ADAPTERS
 
 # Every flag that the README and other tools name, with a value and where it must end up.
@@ -25,6 +27,10 @@ FLAGS: list[tuple[str, Any]] = [
     ("--max-num-seqs 5", ("worker.schedule.max_num_seqs", 5)),
     ("--max-num-batched-tokens 64", ("worker.schedule.max_num_batched_tokens", 64)),
     ("--max-model-len 100", ("worker.schedule.max_model_len", 100)),
+    ("--max-num-batched-tokens 2k", ("worker.schedule.max_num_batched_tokens", 2000)),
+    ("--max-num-batched-tokens 2K", ("worker.schedule.max_num_batched_tokens", 2048)),
+    ("--max-num-batched-tokens 25.6k", ("worker.schedule.max_num_batched_tokens", 25600)),
+    ("--kv-cache-memory-bytes 3G", ("worker.cache.kv_cache_memory_bytes", 3 << 30)),
     ("--no-async-scheduling", ("worker.schedule.run_ahead", 0)),
     ("--async-scheduling", ("worker.schedule.run_ahead", 2)),
     ("--run-ahead 4", ("worker.schedule.run_ahead", 4)),
@@ -185,3 +191,18 @@ def test_without_a_model_or_with_one_that_is_not_there(tmp_path: Path) -> None:
 def test_settings_that_cannot_work(model: str, line: str, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         resolved(model, line)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("8x", "int such as 8192, 8k (8000) or 8K (8192), got '8x'"),
+        ("1.5K", "got '1.5K'"),
+        ("1.2345k", "got '1.2345k'"),
+        ("auto", "'auto' is what leaving the flag out means"),
+    ],
+)
+def test_what_is_no_whole_number_says_what_to_write(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)) as refused:
+        parse_serve(["m", "--max-model-len", text])
+    assert "--max-model-len" in str(refused.value)
