@@ -3,7 +3,8 @@
 import argparse
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from rich.console import RenderableType
 from rich.live import Live
@@ -45,12 +46,22 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 def _watch(url: str, interval_s: float) -> None:
     """Until interrupted; a server that does not answer for a while is waited for."""
     recent = deque([scrape(url)])
-    with Live(
-        show(start_of(recent[0]), recent[0]), console=open_console(), auto_refresh=False
-    ) as live:
+    with _live(show(start_of(recent[0]), recent[0])) as live:
         while True:
             time.sleep(interval_s)
             live.update(_look(url, recent), refresh=True)
+
+
+@contextmanager
+def _live(first: RenderableType) -> Iterator[Live]:
+    """A view that ends with its last line, also where it is not a terminal's."""
+    console = open_console()
+    try:
+        with Live(first, console=console, auto_refresh=False) as live:
+            yield live
+    finally:
+        if not console.is_terminal:
+            console.line()
 
 
 def _look(url: str, recent: deque[Scrape]) -> RenderableType:

@@ -5,10 +5,11 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import NoReturn
 
 import pytest
 
-from lockstep.launcher.cli import guarded
+from lockstep.launcher.cli import INTERRUPTED, guarded
 from lockstep.launcher.errors import LaunchError
 from lockstep.launcher.metrics.exposition import ServerFacts, render
 from lockstep.launcher.metrics.requests import RequestMetrics
@@ -144,6 +145,20 @@ def test_the_live_view_goes_on_when_nobody_answers(told: Told, url: str) -> None
     recent = deque([start_of(scrape(url))])
     assert not isinstance(_look(url, recent), str) and len(recent) == 2
     assert "no answer" in str(_look("127.0.0.1:9", recent)) and len(recent) == 2
+
+
+def test_an_interrupt_leaves_whole_lines(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lockstep.launcher.top.command._look", interrupted)
+    assert guarded(["top", url, "--interval", "0.01"], None) == INTERRUPTED
+    out, err = capsys.readouterr()
+    rows = out.splitlines(keepends=True)
+    assert [row.endswith("\n") for row in rows] == [True] * 5
+    assert rows[-1].split()[0] == "all" and err == "lockstep: interrupted\n"
 
 
 def test_a_wrong_address_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
