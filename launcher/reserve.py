@@ -1,5 +1,6 @@
 """Placement groups: one a replica, a bundle a rank; and why they cannot be had."""
 
+import logging
 import time
 from typing import Any
 
@@ -14,8 +15,11 @@ from ray.util.placement_group import (
 from lockstep.launcher.errors import PlacementError
 from lockstep.parallel.config import ParallelConfig
 
+logger = logging.getLogger(__name__)
+
 PREFIX = "lockstep"
 _RECHECK_S = 0.2
+_PATIENCE_S = 5.0
 
 
 class Reservation:
@@ -37,16 +41,23 @@ class Reservation:
     def wait(self, timeout_s: float, *, fixed_size: bool) -> None:
         """Return once every group is placed. ``fixed_size``: no host can join the cluster.
 
+        A wait that lasts is told of once, in the log.
+
         Raises:
             PlacementError: not within ``timeout_s``; says what is needed, there, and held by whom.
         """
         began = time.monotonic()
+        told = False
         for group in self.groups:
             while not group.wait(timeout_seconds=_RECHECK_S):
                 hopeless = fixed_size and self._too_large()
                 waited_s = time.monotonic() - began
                 if hopeless or waited_s > timeout_s:
                     raise PlacementError(self._diagnosis(waited_s))
+                if waited_s > _PATIENCE_S and not told:
+                    told = True
+                    diagnosis = self._diagnosis(waited_s)
+                    logger.warning("%s Waiting for up to %.0f s.", diagnosis, timeout_s)
 
     def _too_large(self) -> bool:
         """True if the cluster as it is cannot hold the groups, even when nothing else runs."""

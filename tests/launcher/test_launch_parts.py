@@ -104,6 +104,8 @@ def test_every_engine_keeps_two_requests_of_one_id_apart(engine_class):
 class SlowGroup:
     """A placement group that finds room at the third look."""
 
+    id = b"o"
+
     def __init__(self, looks):
         self.looks = looks
 
@@ -132,6 +134,17 @@ def test_what_no_host_can_hold_is_not_waited_for(cluster, monkeypatch):
     for parallel in (ParallelConfig(tp_size=4), ParallelConfig(tp_size=2, dp_size=2)):
         with pytest.raises(PlacementError, match="need more"):
             Reservation(parallel, owner="o", device="cuda").wait(5.0, fixed_size=True)
+
+
+def test_a_long_wait_for_room_is_told_of_once(cluster, monkeypatch, caplog):
+    monkeypatch.setattr(reserve, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(reserve, "placement_group_table", dict)
+    monkeypatch.setattr(reserve.ray, "available_resources", lambda: {"GPU": 1.0})
+    pairs = Reservation(ParallelConfig(tp_size=2, dp_size=2), owner="o", device="cuda")
+    pairs.wait(5.0, fixed_size=False)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "need 2 x 2 GPU, each 2 on one host; have 2 GPU on 1 host(s), 1 free" in line
+    assert line.endswith("Waiting for up to 5 s.")
 
 
 @pytest.fixture
