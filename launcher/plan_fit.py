@@ -1,15 +1,20 @@
 """Sizes fitted to a histogram of batches, and what they gain over the standard grid."""
 
+import re
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from lockstep.launcher.files import check_readable
 from lockstep.launcher.plan_graphs import PlannedGraphs, with_sizes
 from lockstep.launcher.plan_options import PlanOptions
 from lockstep.worker.graphs.dispatch import Dispatcher
 from lockstep.worker.graphs.fit import fit_sizes
 from lockstep.worker.graphs.mode import RunMode
 from lockstep.worker.graphs.padding import likely_batch, pad
+
+_SIZE = re.compile(r"[1-9]\d*", re.ASCII)
 
 
 class Cost(msgspec.Struct, frozen=True):
@@ -64,19 +69,30 @@ def read_histogram(path: Path) -> dict[int, int]:
     """``{num_tokens: steps}`` of a JSON file; sizes that never came are left out.
 
     Raises:
-        ValueError: it cannot be read, or holds anything else.
+        ValueError: it cannot be read, counts no step, or holds anything else.
     """
-    try:
-        found = msgspec.json.decode(path.read_bytes(), type=dict[int, int])
-    except (OSError, msgspec.DecodeError) as error:
-        raise ValueError(f"histogram {path}: {error}") from None
+    found = _read_object(path)
     for num_tokens, steps in found.items():
-        if num_tokens < 1 or steps < 0:
+        if _SIZE.fullmatch(num_tokens) is None or type(steps) is not int or steps < 0:
             raise ValueError(
                 f"histogram {path}: it must count steps (0 or more) of batches of 1 token or "
                 f"more, got {num_tokens}: {steps}"
             )
-    return {num_tokens: steps for num_tokens, steps in found.items() if steps}
+    counted = {int(num_tokens): steps for num_tokens, steps in found.items() if steps}
+    if not counted:
+        raise ValueError(f"histogram {path}: it counts no step")
+    return counted
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    check_readable("--histogram", path)
+    try:
+        data = path.read_bytes()
+        if not data.strip():
+            raise ValueError(f"histogram {path}: the file is empty")
+        return msgspec.json.decode(data, type=dict[str, Any])
+    except (OSError, msgspec.DecodeError) as error:
+        raise ValueError(f"histogram {path}: {error}") from None
 
 
 def _is_served(num_tokens: int, dispatcher: Dispatcher) -> bool:

@@ -122,8 +122,13 @@ def test_a_fit_is_to_what_graphs_of_the_mode_serve(
         ("[1]", [], "Expected `object`"),
         ('{"0": 1}', [], "got 0: 1"),
         ('{"4": -1}', [], "got 4: -1"),
-        ('{"a": 1}', [], "Expected `int`"),
-        ("{}", [], "FULL_AND_PIECEWISE serves none of its batches"),
+        ('{"a": 1}', [], "got a: 1"),
+        ('{"4": "b"}', [], "got 4: b"),
+        ('{"4": true}', [], "got 4: True"),
+        ("{}", [], "it counts no step"),
+        ('{"4": 0}', [], "it counts no step"),
+        ("", [], "the file is empty"),
+        ("{", [], "truncated"),
         ('{"4": 1}', ["-O0"], "NONE serves none of its batches"),
         ('{"4": 1}', ["--max-graphs", "0"], "--max-graphs"),
         ('{"4": 1}', ["--cudagraph-capture-sizes", "4"], "--cudagraph-capture-sizes [4]"),
@@ -136,6 +141,11 @@ def test_histograms_that_are_refused(
     path.write_text(text)
     line = shown("--histogram", str(path), *flags, code=2)
     assert part in line and line.count("\n") == 1
+
+
+def test_a_histogram_that_is_not_there(shown, tmp_path: Path) -> None:
+    line = shown("--histogram", str(tmp_path / "none.json"), code=2)
+    assert line.endswith("none.json: there is no such file\n")
 
 
 def test_the_floor_of_a_model_from_its_config_alone(shown, tmp_path: Path) -> None:
