@@ -155,7 +155,7 @@ def read_toml(path: Path, beside: type[msgspec.Struct] = NoSettings) -> dict[str
     check_readable("--config", path)
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
-        settings = {key.replace("-", "_"): value for key, value in data.items()}
+        settings = _by_field(data)
         others = {k: v for k, v in settings.items() if k in beside.__struct_fields__}
         convert(others, beside)
         own = {key: value for key, value in settings.items() if key not in others}
@@ -163,6 +163,16 @@ def read_toml(path: Path, beside: type[msgspec.Struct] = NoSettings) -> dict[str
     except (OSError, ValueError) as error:
         raise ConfigError(f"--config {path}: {error}") from None
     return settings
+
+
+def _by_field(data: dict[str, Any]) -> dict[str, Any]:
+    """Values by the names of their fields; raises ValueError for a field with two spellings."""
+    spelled = dict[str, str]()
+    for key in data:
+        first = spelled.setdefault(key.replace("-", "_"), key)
+        if first != key:
+            raise ValueError(f"{first} and {key} are one setting, given twice")
+    return {name: data[key] for name, key in spelled.items()}
 
 
 def build_config(given: dict[str, Any], file: Path | None = None) -> LaunchConfig:

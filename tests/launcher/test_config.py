@@ -109,6 +109,7 @@ def test_a_file_sets_what_flags_do_not(model: str, tmp_path: Path) -> None:
     ("text", "named"),
     [
         ("tensor_paralel_size = 2", "did you mean 'tensor_parallel_size'"),
+        ("max-num-seqs = 3\nmax_num_seqs = 4", "max-num-seqs and max_num_seqs are one setting"),
         ("[worker]\nseed = 1", "unknown field 'worker'"),
         ('max_num_seqs = "3"', "max_num_seqs: expected `int | null`, got `str`"),
         ("temperature = 1.0", "lockstep.toml: unknown field 'temperature'"),
