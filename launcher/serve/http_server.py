@@ -5,11 +5,13 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from lockstep.launcher.errors import ConfigError, LaunchError
+from lockstep.launcher.files import check_readable
 from lockstep.launcher.serve.options import ServeOptions
 
 _START_S = 30.0
@@ -28,6 +30,9 @@ class HttpServer:
     """
 
     def __init__(self, app: ASGIApp, sock: socket.socket, options: ServeOptions) -> None:
+        if options.ssl_keyfile is not None and options.ssl_certfile is not None:
+            check_readable("--ssl-keyfile", Path(options.ssl_keyfile))
+            check_readable("--ssl-certfile", Path(options.ssl_certfile))
         config = uvicorn.Config(
             app,
             lifespan="off",

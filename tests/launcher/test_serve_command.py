@@ -204,8 +204,19 @@ def test_https(tmp_path: Path) -> None:
         assert health(http.client.HTTPSConnection("localhost", port, context=trust)) == 200
 
 
-def test_a_key_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    missing = str(tmp_path / "none.pem")
-    with pytest.raises(ConfigError, match="ssl_keyfile and ssl_certfile"):
-        with probes(ServeOptions(port=0, ssl_keyfile=missing, ssl_certfile=missing)):
+@pytest.mark.parametrize(
+    ("key", "certificate", "said"),
+    [
+        ("none.pem", "words.pem", "^--ssl-keyfile .*none.pem: there is no such file$"),
+        ("words.pem", "none.pem", "^--ssl-certfile .*none.pem: there is no such file$"),
+        ("words.pem", "words.pem", "^ssl_keyfile and ssl_certfile: "),
+    ],
+)
+def test_a_key_or_certificate_that_cannot_be_read_is_named(
+    tmp_path: Path, key: str, certificate: str, said: str
+) -> None:
+    (tmp_path / "words.pem").write_text("words")
+    files = {"ssl_keyfile": str(tmp_path / key), "ssl_certfile": str(tmp_path / certificate)}
+    with pytest.raises(ConfigError, match=said):
+        with probes(ServeOptions(port=0, **files)):
             pass
