@@ -29,7 +29,7 @@ def split_range(size: int, tp_size: int, rank: int, *, what: str = "size") -> tu
     """
     share, rest = divmod(size, tp_size)
     if rest:
-        raise ValueError(f"{what} {size} cannot be split over {tp_size} tensor-parallel ranks")
+        raise ValueError(f"tensor_parallel_size must divide {what}={size}, got {tp_size}")
     return rank * share, (rank + 1) * share
 
 
@@ -77,7 +77,7 @@ class HeadLayout:
             raise ValueError(f"num_heads {heads} is not a multiple of num_kv_heads {kv_heads}")
         if tp_size > heads:
             raise ValueError(
-                f"num_heads {heads} cannot be split over {tp_size} tensor-parallel ranks"
+                f"tensor_parallel_size must be at most num_heads={heads}, got {tp_size}"
             )
 
     @property

@@ -178,7 +178,7 @@ def test_without_a_model_or_with_one_that_is_not_there(tmp_path: Path) -> None:
         ("--num-gpu-blocks-override 1", "num_gpu_blocks_override"),
         ("--distributed-timeout-seconds 0", "distributed_timeout_seconds"),
         ("--cudagraph-capture-sizes 0", "cudagraph_capture_sizes must be sizes of at least 1"),
-        ("-tp 3", "cannot be split over 3"),
+        ("-tp 3", "tensor_parallel_size must be at most num_heads=2, got 3"),
         ("--max-model-len 513", "at most the model's 512, got 513"),
         ("--max-model-len 1", "max_model_len must be at least 2, got 1"),
         ("--attention-backend triton", "triton needs a CUDA device, got cpu"),

@@ -184,7 +184,7 @@ def test_models_and_gpus_that_are_refused(shown, tmp_path: Path) -> None:
     refused = {
         "--gpu": ["--model", str(tmp_path), "--gpu", "H2000"],
         "did you mean 'H200'": ["--model", str(tmp_path), "--gpu", "H2000"],
-        "cannot be split over 3": ["--model", str(tmp_path), "-tp", "3"],
+        "--tensor-parallel-size must divide": ["--model", str(tmp_path), "-tp", "3"],
         "--model": ["--model", str(tmp_path / "none")],
     }
     for part, argv in refused.items():

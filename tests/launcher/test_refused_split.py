@@ -20,8 +20,8 @@ def config_of(tp_size: int) -> LaunchConfig:
 @pytest.mark.parametrize(
     ("tp_size", "message"),
     [
-        (32, "num_heads 16 cannot be split over 32 tensor-parallel ranks"),
-        (5, "intermediate_size 3072 cannot be split over 5 tensor-parallel ranks"),
+        (32, "^tensor_parallel_size must be at most num_heads=16, got 32$"),
+        (5, "^tensor_parallel_size must divide intermediate_size=3072, got 5$"),
     ],
 )
 def test_refused_with_the_numbers(tp_size, message):

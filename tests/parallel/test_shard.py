@@ -118,11 +118,11 @@ def test_even_shard():
     ("make", "message"),
     [
         (lambda: HeadLayout(9, 2, 1), "num_heads 9 is not a multiple of num_kv_heads 2"),
-        (lambda: HeadLayout(4, 2, 8), "num_heads 4 cannot be split over 8 tensor-parallel ranks"),
+        (lambda: HeadLayout(4, 2, 8), "tensor_parallel_size must be at most num_heads=4, got 8"),
         (lambda: HeadLayout(0, 2, 8), "must be at least 1, got 0, 2, 8"),
         (
             lambda: split_range(10, 4, 0, what="intermediate_size"),
-            "intermediate_size 10 cannot be split over 4 tensor-parallel ranks",
+            "tensor_parallel_size must divide intermediate_size=10, got 4",
         ),
     ],
 )

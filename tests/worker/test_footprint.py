@@ -73,5 +73,5 @@ def test_a_window_bounds_what_its_layers_read() -> None:
 
 
 def test_what_cannot_be_split_is_refused() -> None:
-    with pytest.raises(ValueError, match="intermediate_size 64 cannot be split over 3"):
+    with pytest.raises(ValueError, match="must divide intermediate_size=64, got 3"):
         Footprint(shape(64, 64, 1, 9, 3, 100), 3)

@@ -136,9 +136,9 @@ def test_damaged_or_absent_config(tmp_path):
 def test_split_is_checked_before_anything_is_built(tmp_path):
     config = read(tmp_path)
     check_split(config, 8)
-    with pytest.raises(ValueError, match="num_heads 8 cannot be split over 16 tensor-parallel"):
+    with pytest.raises(ValueError, match="must be at most num_heads=8, got 16"):
         check_split(config, 16)
-    with pytest.raises(ValueError, match="intermediate_size 128 cannot be split over 3 tensor"):
+    with pytest.raises(ValueError, match="must divide intermediate_size=128, got 3"):
         check_split(config, 3)
     with pytest.raises(ValueError, match="architecture 'Mamba' is not supported"):
         check_architecture("Mamba")
