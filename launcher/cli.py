@@ -42,6 +42,7 @@ from lockstep.launcher.start_report import late_report, start_report
 from lockstep.launcher.strict import convert
 from lockstep.launcher.structured import FIELD, StructureCheck
 from lockstep.launcher.version import package_version
+from lockstep.launcher.whole_numbers import whole_number
 
 INTERRUPTED = 130
 UNREAD = 141
@@ -235,7 +236,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--raw", action="store_true", help="leave the chat template out")
     parser.add_argument(
-        "--max-concurrency", type=int, metavar="N", help="requests in flight at once"
+        "--max-concurrency", type=whole_number, metavar="N", help="requests in flight at once"
     )
     parser.add_argument(
         "--graph-stats", action="store_true", help="a table of the graphs replayed, at the end"
