@@ -18,6 +18,12 @@ from launched import Launched
 RAY = [sys.executable, "-P", "-m", "ray.scripts.scripts"]
 
 
+def auth_token() -> str:
+    """The one that Ray takes: of the environment, or of the file that its user has."""
+    told = os.environ.get("RAY_AUTH_TOKEN")
+    return told or (Path.home() / ".ray" / "auth_token").read_text().strip()
+
+
 class RayHead:
     """A head with four CPUs and the job server. It needs ``ray[default]``."""
 
@@ -63,9 +69,8 @@ class RayHead:
 
     def details(self, job: str) -> dict[str, Any]:
         """What Ray knows of a job."""
-        token = os.environ["RAY_AUTH_TOKEN"]
         request = urllib.request.Request(
-            f"{self.url}/api/jobs/{job}", headers={"Authorization": f"Bearer {token}"}
+            f"{self.url}/api/jobs/{job}", headers={"Authorization": f"Bearer {auth_token()}"}
         )
         with urllib.request.urlopen(request, timeout=30) as reply:
             found: dict[str, Any] = json.load(reply)

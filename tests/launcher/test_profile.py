@@ -85,7 +85,7 @@ def test_two_ranks_and_a_batch_that_no_graph_serves(model: str, tmp_path: Path) 
         ("--plot there.pdf", ["--plot", ".png", "there.pdf"]),
         ("--json /nowhere/found.json", ["--json /nowhere/found.json", "does not exist"]),
         ("-dp 2", ["-dp 2"]),
-        ("-tp 3", ["num_heads 2", "3"]),
+        ("-tp 3", ["num_heads=2", "3"]),
         ("--model nowhere/at-all", ["nowhere/at-all"]),
     ],
 )
