@@ -8,8 +8,9 @@ never lose a word that is still to be read, whatever else the ranks do and howev
 One would: B may still be reading the (n-1)-th while A writes the n-th.
 
 Each row counts for itself, on the device: graphs of all sizes and eager calls may follow each
-other in any order that is equal on all ranks. Counts wrap after 2^32 calls; then a word is held to
-be new if it has not been overwritten for exactly so many.
+other in any order that is equal on all ranks. Which program of a rank sends and reads a row, and
+after which others, is its own matter, if only its calls do not overlap. Counts wrap after 2^32
+calls; then a word is held to be new if it has not been overwritten for exactly so many.
 """
 
 from dataclasses import dataclass

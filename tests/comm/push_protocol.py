@@ -1,7 +1,8 @@
 """Ranks that push rows to each other as ``PushBuffer`` says, in plain Python, a step at a time.
 
-Every line of a row is a thread of its own. What it writes to a peer flies, and lands in any order.
-A rank begins a call once all threads of its last one have ended, as kernels on a stream do.
+A program takes every so manyth row. Each line is a thread of its own, which writes that line of all
+these rows before it waits for the first. What it writes to a peer flies, and lands in any order. A
+rank begins a call once all threads of its last one have ended, as kernels on a stream do.
 """
 
 import random
@@ -20,16 +21,26 @@ class Ranks:
     calls: number of rows of each call, the same on all ranks.
     first_epoch: how often each row has been summed before.
     speeds: how often each rank gets a step, and (last) how often something lands.
+    programs: that each rank has in a call; left out, as many as rows.
+    places: how many programs a rank runs at once, begun in any order; left out, all.
     """
 
     def __init__(
-        self, calls: Sequence[int], speeds: Sequence[int], num_buffers: int, first_epoch: int = 0
+        self,
+        calls: Sequence[int],
+        speeds: Sequence[int],
+        num_buffers: int,
+        first_epoch: int = 0,
+        programs: Sequence[int] = (),
+        places: int | None = None,
     ) -> None:
         self.calls = calls
         self.speeds = list(speeds)
         self.world = len(speeds) - 1
         self.num_buffers = num_buffers
         self.first_epoch = first_epoch
+        self.programs = programs or [max(calls)] * self.world
+        self.places = places
         self.memory: list[dict[tuple[int, ...], tuple[int, int]]] = [{} for _ in range(self.world)]
         self.epochs = [[first_epoch] * max(calls) for _ in range(self.world)]
         self.flying: list[tuple[int, tuple[int, ...], tuple[int, int]]] = []
@@ -59,25 +70,41 @@ class Ranks:
     def _rank(self, rank: int, draw: random.Random) -> Iterator[None]:
         for call, num_rows in enumerate(self.calls):
             epochs = [(epoch + 1) % WRAP for epoch in self.epochs[rank]]
-            threads = [
-                self._thread(rank, call, row, line, epochs[row])
-                for row in range(num_rows)
-                for line in range(LINES)
+            stride = min(self.programs[rank], num_rows)
+            programs = [
+                [
+                    self._thread(rank, call, range(first, num_rows, stride), line, epochs)
+                    for line in range(LINES)
+                ]
+                for first in draw.sample(range(stride), stride)
             ]
-            while threads:
-                thread = draw.choice(threads)
+            while programs:
+                program = draw.choice(programs[: self.places])
+                thread = draw.choice(program)
                 if next(thread, "ended") == "ended":
-                    threads.remove(thread)
+                    program.remove(thread)
+                if not program:
+                    programs.remove(program)
                 yield
             self.epochs[rank][:num_rows] = epochs[:num_rows]
 
-    def _thread(self, rank: int, call: int, row: int, line: int, epoch: int) -> Iterator[None]:
+    def _thread(
+        self, rank: int, call: int, rows: range, line: int, epochs: list[int]
+    ) -> Iterator[None]:
+        for row in rows:
+            yield from self._send(rank, call, row, line, epochs[row])
+        for row in rows:
+            yield from self._await(rank, call, row, line, epochs[row])
+
+    def _send(self, rank: int, call: int, row: int, line: int, epoch: int) -> Iterator[None]:
         for step in range(1, self.world + 1):
             peer = (rank + step) % self.world
             place = self._place(epoch, row, rank, line)
             self.flying.append((peer, place, (word_of(rank, call, row, line), epoch)))
             self.idle = 0
             yield
+
+    def _await(self, rank: int, call: int, row: int, line: int, epoch: int) -> Iterator[None]:
         while True:
             seen = []
             for source in range(self.world):

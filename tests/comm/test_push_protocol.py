@@ -8,7 +8,8 @@ from push_protocol import WRAP, Ranks, Stuck, expected
 from lockstep.comm.all_reduce.push_buffer import NUM_BUFFERS, buffer_bytes
 
 # Rows of each call: graphs of several sizes and eager calls between them.
-_CALLS = st.lists(st.integers(1, 3), min_size=1, max_size=5)
+_CALLS = st.lists(st.integers(1, 4), min_size=1, max_size=5)
+_PROGRAMS = st.lists(st.integers(1, 3), min_size=8, max_size=8)
 
 
 @st.composite
@@ -18,9 +19,14 @@ def _speeds(draw: st.DrawFn) -> list[int]:
 
 
 @settings(max_examples=30)
-@given(_CALLS, _speeds(), st.integers(0, 1 << 16), st.sampled_from([0, 7, WRAP - 2, WRAP - 1]))
-def test_every_rank_reads_every_word_of_every_call(calls, speeds, seed, first_epoch) -> None:
-    ranks = Ranks(calls, speeds, NUM_BUFFERS, first_epoch)
+@given(
+    _CALLS, _speeds(), st.integers(0, 1 << 16), st.sampled_from([0, 7, WRAP - 2, WRAP - 1]),
+    _PROGRAMS,
+)  # fmt: skip
+def test_every_rank_reads_every_word_of_every_call(
+    calls, speeds, seed, first_epoch, programs
+) -> None:
+    ranks = Ranks(calls, speeds, NUM_BUFFERS, first_epoch, programs)
     ranks.run(seed)
     assert [sorted(found) for found in ranks.results] == [expected(ranks)] * ranks.world
     assert ranks.epochs[0] == ranks.epochs[-1]
@@ -31,6 +37,13 @@ def test_with_one_buffer_a_word_is_lost() -> None:
     with pytest.raises(Stuck, match="wait for ever"):
         for seed in range(100):
             Ranks([1, 1], [50, 1, 50], 1).run(seed)
+
+
+def test_programs_that_do_not_run_at_once_may_wait_for_ever() -> None:
+    """Each rank's only place may be taken by a program whose row the other has not begun."""
+    with pytest.raises(Stuck, match="wait for ever"):
+        for seed in range(100):
+            Ranks([3], [5, 5, 5], NUM_BUFFERS, programs=[2, 3], places=1).run(seed)
 
 
 def test_ranks_that_count_a_row_differently_wait_and_never_mix_words() -> None:

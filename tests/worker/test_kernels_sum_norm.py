@@ -27,7 +27,7 @@ from lockstep.worker.sums.fused import Case
 
 pytestmark = kernel_marks()
 EPS = 1e-5
-MAX_ROWS = 2
+MAX_ROWS = 5
 
 
 @triton.jit
@@ -59,7 +59,7 @@ class Norm(SimpleNamespace):
 
 
 class Ranks:
-    """As many fused all-reduces over memory that is theirs in turn."""
+    """As many fused all-reduces over memory that is theirs in turn, of 2, 3 ... programs."""
 
     def __init__(self, world: int, row_bytes: int) -> None:
         size = buffer_bytes(world, MAX_ROWS, row_bytes)
@@ -69,7 +69,8 @@ class Ranks:
             sum_norm.SumNorm(
                 PushBuffer.over(
                     SymmetricBuffer(memory, handle, "tp", world), rank, MAX_ROWS, row_bytes
-                )
+                ),
+                programs=rank + 2,
             )
             for rank, memory in enumerate(self.memory)
         ]
@@ -121,13 +122,13 @@ def _check(found: list[tuple[Tensor, Tensor]], case: Case, norm: Norm) -> None:
 def test_calls_of_all_sizes_follow_each_other(world: int, size: int, dtype: torch.dtype) -> None:
     weight = torch.randn(size).to(dtype)
     norm, ranks = Norm(weight=weight, eps=EPS), Ranks(world, 2 * weight.nbytes)
-    for seed, rows in enumerate((1, 2, 1)):
+    for seed, rows in enumerate((1, 5, 2, 1)):
         case = _drawn(world, rows, seed, weight)
         _check(ranks.call(case, norm), case, norm)
         for memory in ranks.memory:
             written = memory.view(2, -1).any(1).tolist()
             assert written == [seed > 0, True], "two buffers in turn"
-    assert [fused.memory.epochs.tolist() for fused in ranks.fused] == [[3, 1]] * world
+    assert [fused.memory.epochs.tolist() for fused in ranks.fused] == [[4, 2, 1, 1, 1]] * world
 
 
 def test_counts_wrap_and_infinity_and_nan_are_numbers_like_others() -> None:
@@ -143,7 +144,7 @@ def test_counts_wrap_and_infinity_and_nan_are_numbers_like_others() -> None:
         for normed, new_residual in found:
             torch.testing.assert_close(new_residual, total, rtol=0, atol=0, equal_nan=True)
             assert normed.isnan().all()
-    assert ranks.fused[0].memory.epochs.tolist() == [1, -2]
+    assert ranks.fused[0].memory.epochs.tolist() == [1, -2, -2, -2, -2]
 
 
 def test_what_it_cannot_hold_is_left_to_others() -> None:

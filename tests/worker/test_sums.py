@@ -41,12 +41,14 @@ class Answers:
     wrong: str = ""
     looks: int = 0
     asked: list[int] = field(default_factory=list)
+    compiled: list[int] = field(default_factory=list)
     memory: Any = field(
         default_factory=lambda: SimpleNamespace(world=3, max_rows=4, late=torch.zeros(1))
     )
 
     def __call__(self, x: Tensor, residual: Tensor, norm: RMSNorm) -> tuple[Tensor, Tensor]:
         if self.looks == 1:
+            self.compiled.append(len(x))
             return x, residual
         self.asked.append(len(x))
         case = Case.draw(3, len(x), len(self.asked) - 1, norm.weight)
@@ -89,8 +91,6 @@ class Host:
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = SimpleNamespace(multi_processor_count=132)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: sizes)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
 
 
@@ -99,20 +99,21 @@ def test_what_is_wrong_is_found_before_anything_relies_on_it(
     monkeypatch, device, wrong: str
 ) -> None:
     answers = Answers(wrong)
-    monkeypatch.setattr(fused, "_make", lambda tp, norm, rows: answers)
+    monkeypatch.setattr(fused, "_make", lambda tp, norm: answers)
     found = create_fused(Host(), new_norm())
     assert found == (VERDICTS[wrong] or answers)
     if not wrong:
         assert answers.asked == [1] * 3 + [3] * 3 + [4] * 3
+        assert answers.compiled == [1, 4], "one row, and all that fit"
 
 
 def test_a_rank_that_cannot_make_it_or_gets_other_bits_decides_for_all(monkeypatch, device) -> None:
-    monkeypatch.setattr(fused, "_make", lambda tp, norm, rows: Answers())
-    assert create_fused(Host(132, "rank 2 says no"), new_norm()) == "rank 2 says no"
-    assert create_fused(Host(132, None, "rank 2 cannot compile"), new_norm()).startswith("rank 2")
-    assert create_fused(Host(132, None, None, "digest"), new_norm()) == "ranks get different bits"
+    monkeypatch.setattr(fused, "_make", lambda tp, norm: Answers())
+    assert create_fused(Host("rank 2 says no"), new_norm()) == "rank 2 says no"
+    assert create_fused(Host(None, "rank 2 cannot compile"), new_norm()).startswith("rank 2")
+    assert create_fused(Host(None, None, "digest"), new_norm()) == "ranks get different bits"
 
-    def no_memory(tp: object, norm: object, rows: int) -> None:
+    def no_memory(tp: object, norm: object) -> None:
         raise RuntimeError("driver says no")
 
     monkeypatch.setattr(fused, "_make", no_memory)

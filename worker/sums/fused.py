@@ -16,8 +16,8 @@ from lockstep.comm.collectives import Communicator
 if TYPE_CHECKING:
     from lockstep.worker.kernels.sum_norm import SumNorm
 
-# A flag travels with each word, so beyond this two operations without flags win.
-_MAX_BYTES = 2 << 20
+# To all peers together: a flag travels with each word, so beyond this operations without flags win.
+_MAX_SENT_BYTES = 4 << 20
 # Some seconds: the ranks come straight from a meeting on the host.
 _TRIAL_LOOKS = 1 << 23
 # Both buffers of a row, and the first again.
@@ -51,14 +51,11 @@ def create_fused(tp: Communicator, norm: AddNorm) -> "SumNorm | str":
 
     To be called by all of them, on CUDA, where they can read each other's memory.
     """
-    properties = torch.cuda.get_device_properties(norm.weight.device)
-    # As many as run at once on the smallest device, so that no row waits for one that does not run.
-    max_rows = min(tp.all_gather_object(properties.multi_processor_count))
-    fused, reason = attempted(tp, partial(_make, tp, norm, max_rows))
+    fused, reason = attempted(tp, partial(_make, tp, norm))
     if fused is None:
         return reason or "it was not made"
     cases = _cases(fused, norm)
-    _, reason = attempted(tp, partial(_compile, fused, norm, cases[0].xs[tp.rank]))
+    _, reason = attempted(tp, partial(_compile, fused, norm, cases[-1].xs[tp.rank]))
     if reason is not None:
         return reason
     reason, digest = trial(replace(fused, looks=_TRIAL_LOOKS), norm, tp.rank, cases)
@@ -71,7 +68,8 @@ def create_fused(tp: Communicator, norm: AddNorm) -> "SumNorm | str":
 def _compile(fused: "SumNorm", norm: AddNorm, x: Tensor) -> None:
     """Calls of which nothing is expected: compiling takes each rank its own time."""
     norm.add(x, x)
-    replace(fused, looks=1)(x, x, norm)
+    for rows in (x[:1], x):
+        replace(fused, looks=1)(rows, rows, norm)
     torch.cuda.synchronize(x.device)
     fused.memory.late.zero_()
 
@@ -93,13 +91,16 @@ def trial(fused: "SumNorm", norm: AddNorm, rank: int, cases: list[Case]) -> tupl
     return None, digest.hexdigest()
 
 
-def _make(tp: Communicator, norm: AddNorm, max_rows: int) -> "SumNorm":
+def _make(tp: Communicator, norm: AddNorm) -> "SumNorm":
     from lockstep.worker.kernels.sum_norm import SumNorm
 
     assert tp.group is not None
     row_bytes = norm.weight.nbytes
-    rows = max(1, min(max_rows, _MAX_BYTES // row_bytes))
-    return SumNorm(PushBuffer.create(tp.group, rows, row_bytes))
+    max_rows = max(1, _MAX_SENT_BYTES // ((tp.size - 1) * row_bytes))
+    memory = PushBuffer.create(tp.group, max_rows, row_bytes)
+    # So many run at once at least, since one fits each, however large its row.
+    properties = torch.cuda.get_device_properties(norm.weight.device)
+    return SumNorm(memory, programs=properties.multi_processor_count)
 
 
 def _cases(fused: "SumNorm", norm: AddNorm) -> list[Case]:
