@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lockstep.parallel.placement import Placement
@@ -53,6 +52,7 @@ class ParallelLMHead(nn.Module):
     def __init__(self, embedding: VocabParallelEmbedding, *, tied: bool) -> None:
         super().__init__()
         self.shape = embedding.shape
+        self.linear = embedding.linear
         self.start = embedding.start
         self.shard = embedding.shard
         self.tied = tied
@@ -61,7 +61,7 @@ class ParallelLMHead(nn.Module):
 
     def forward(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """Into ``out``, if there is one: float32 [n, vocab_local], contiguous."""
-        logits = _matmul_float32(hidden, self.weight, out)
+        logits = self.linear.in_float32(hidden, self.weight, out)
         if self.shard.length < self.shard.local_size:
             logits[:, self.shard.length :] = float("-inf")
         return logits
@@ -69,11 +69,3 @@ class ParallelLMHead(nn.Module):
     def weight_shards(self, name: str) -> Iterator[WeightShard]:
         if not self.tied:
             yield WeightShard(f"{name}.weight", self.shape, self.weight, self.shard)
-
-
-def _matmul_float32(x: Tensor, weight: Tensor, out: Tensor | None) -> Tensor:
-    """x @ weight.T without rounding the sums to a half type where the device can."""
-    if x.is_cuda and x.dtype != torch.float32:
-        return torch.mm(x, weight.t(), out_dtype=torch.float32, out=out)
-    product = F.linear(x, weight).float()
-    return product if out is None else out.copy_(product)

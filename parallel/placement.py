@@ -34,6 +34,13 @@ class LinearOps(Protocol):
         """silu(gate) * up of that product, whose first half is gate: [rows, out_size / 2]."""
         ...
 
+    def in_float32(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+        """x @ weight.T, [rows, out_size] float32, not rounded to a half type where that can be.
+
+        Into ``out``, if there is one, which must be contiguous.
+        """
+        ...
+
     def look_up(self, row_ids: Tensor, weight: Tensor) -> Tensor:
         """Rows ``row_ids`` [n] of ``weight``, which are all there: [n, in_size]."""
         ...
@@ -60,6 +67,12 @@ class TorchLinear:
     def gated(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         gate, up = F.linear(x, weight, bias).chunk(2, dim=-1)
         return F.silu(gate) * up
+
+    def in_float32(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+        if x.is_cuda and x.dtype != torch.float32:
+            return torch.mm(x, weight.t(), out_dtype=torch.float32, out=out)
+        product = F.linear(x, weight).float()
+        return product if out is None else out.copy_(product)
 
     def look_up(self, row_ids: Tensor, weight: Tensor) -> Tensor:
         return F.embedding(row_ids, weight)

@@ -15,6 +15,7 @@ from lockstep.worker.kernels.linear_tiles import (  # noqa: E402
     FEW_ROWS_AHEAD,
     LINE,
     MULTIPROCESSORS,
+    WIDE_ROWS,
     Tiles,
     few_rows_ahead,
     few_rows_tiles,
@@ -123,6 +124,26 @@ def test_any_number_of_rows_is_that_of_torch(rows: int) -> None:
         (ours.gated(x, weight, bias), plain.gated(x, weight, bias)),
     ):
         torch.testing.assert_close(got, expected, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("rows", [0, 1, 2, 17, 33])
+def test_float32_results_are_not_rounded_to_a_half_type(rows: int, given: bool) -> None:
+    x, weight = _random(rows, 640), _weight(90, 640)
+    out = torch.full((rows, 90), torch.nan, device=DEVICE) if given else None
+    got = KernelLinear(DEVICE).in_float32(x, weight, out)
+    assert got.dtype is torch.float32
+    assert out is None or got.data_ptr() == out.data_ptr()
+    exact = x.double() @ weight.double().t()
+    limit = 1e-2 if rows > WIDE_ROWS and DEVICE.type == "cpu" else 1e-5
+    torch.testing.assert_close(got.double(), exact, rtol=limit, atol=limit)
+
+
+def test_products_as_wide_as_a_vocabulary_let_programs_share_a_multiprocessor() -> None:
+    for lanes in (16, 32):
+        tiles = few_rows_tiles(128256, 4096, lanes, gated=False)
+        stage = (tiles.tile_n + lanes) * tiles.tile_k * 2
+        assert 2 * tiles.num_stages * stage <= 226 << 10
 
 
 # [out_size, in_size] of qkv, o, gate and up, down.

@@ -155,14 +155,17 @@ class FewRows:
         *,
         gated: bool,
         tiles: Tiles | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
         """x [rows, in_size], weight [out_size, in_size] -> [rows, out_size], half if gated.
+
+        Into ``out``, if there is one: contiguous, of any float type.
 
         Raises:
             ValueError: more splits than the workspace holds.
         """
         tiles = tiles or _tiles_of(x, weight, gated=gated)
-        return self._run(x, weight, bias, tiles, gated=gated)
+        return self._run(x, weight, bias, tiles, gated=gated, out=out)
 
     def of_norm(
         self, summed: NormedSum, weight: Tensor, bias: Tensor | None, *, gated: bool
@@ -205,6 +208,7 @@ class FewRows:
         tiles: Tiles,
         *,
         gated: bool,
+        out: Tensor | None = None,
         **half_norm: Tensor | float,
     ) -> Tensor:
         (num_rows, in_size), out_size = x.shape, weight.shape[0] // (1 + gated)
@@ -213,7 +217,8 @@ class FewRows:
         split_size = triton.cdiv(in_size, tiles.splits * tiles.tile_k) * tiles.tile_k
         splits = triton.cdiv(in_size, split_size)
         self._check_space(num_tiles, splits, lanes * tiles.tile_n * (1 + gated))
-        out = torch.empty((num_rows, out_size), dtype=x.dtype, device=x.device)
+        if out is None:
+            out = torch.empty((num_rows, out_size), dtype=x.dtype, device=x.device)
         _few_rows_kernel[(num_tiles, splits)](
             out, TensorDescriptor.from_tensor(x, [lanes, tiles.tile_k]),
             TensorDescriptor.from_tensor(weight, [tiles.tile_n, tiles.tile_k]),

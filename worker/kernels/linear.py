@@ -13,6 +13,7 @@ from lockstep.worker.kernels.embed import embed
 from lockstep.worker.kernels.few_rows import FewRows
 from lockstep.worker.kernels.linear_tiles import (
     MAX_ROWS,
+    WIDE_ROWS,
     Tiles,
     halves_norm,
     most_rows,
@@ -50,6 +51,11 @@ class FewRowsLinear:
     ) -> Tensor:
         """silu(gate) * up of x @ weight.T + bias, gate first, without rounding in between."""
         return self._run(x, weight, bias, gated=True, tiles=tiles)
+
+    def in_float32(self, x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
+        """x @ weight.T into contiguous ``out`` [rows, out_size] of float32, not rounded."""
+        run = one_row if x.shape[0] == 1 else self._few_rows
+        return run(x, weight, None, gated=False, out=out)
 
     def serves_norm(self, summed: NormedSum, weight: Tensor) -> bool:
         """True if the norm can be half in each of the products around it.
@@ -103,6 +109,14 @@ class KernelLinear:
         if torch.compiler.is_compiling():  # makes a kernel of its own
             return self._torch.gated(x, weight, bias)
         return silu_and_mul(F.linear(x, weight, bias))
+
+    def in_float32(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+        # The rows are looked at last, as in ``_are_few``.
+        if not self._few_rows.serves(x, weight) or x.shape[0] > WIDE_ROWS:
+            return self._torch.in_float32(x, weight, out)
+        if out is None:
+            out = x.new_empty((x.shape[0], weight.shape[0]), dtype=torch.float32)
+        return self._few_rows.in_float32(x, weight, out)
 
     def look_up(self, row_ids: Tensor, weight: Tensor) -> Tensor:
         if torch.compiler.is_compiling():

@@ -11,22 +11,22 @@ FEW_ROWS = 64
 HUGE_WEIGHT = 1 << 26
 # Up to 16 rows of this size or less are normed half in each of two products.
 NARROW = 2048
+WIDE_ROWS = 32  # rows up to which our kernels are faster where results are float32
 
 # Sums of squares that a program of 128 threads holds in registers beside its product.
 MAX_SQUARES = 8192
 TILE_N = 64  # output features of a program of few rows
 
 MULTIPROCESSORS = 132
-# Programs that are enough to read weights at full speed, and the shortest sum worth adding up for
-# more of them.
+# Programs that are enough to read weights at full speed; so many that several share a
+# multiprocessor; the longest sum that is not split for more of them, of 16 rows and of more.
 ENOUGH_PROGRAMS = 64
-LONG_PART = 2048
+MANY_PROGRAMS = 4 * MULTIPROCESSORS
+LONG_PART = 4096, 2048
 
 # What programs may fetch before the kernel ahead has ended. Too much of it takes bandwidth from the
 # kernel that runs, and a large weight keeps the device busy from kernel to kernel anyway.
 LINE = 64  # elements
-ONE_ROW_AHEAD = 128  # elements of each row of a small weight; of a large one, a line
-SMALL_WEIGHT = 1 << 23  # elements
 FEW_ROWS_AHEAD = 2 << 20  # bytes, over all programs
 
 
@@ -63,9 +63,11 @@ def halves_norm(num_rows: int, size: int) -> bool:
 
 
 def one_row_tiles(in_size: int, *, gated: bool) -> Tiles:
-    """Sixteen kilobytes of weights in flight a program."""
+    """Short rows are in flight as a whole, so that their weights come while others still compute."""
     width = 1 << (in_size - 1).bit_length()
-    return Tiles(2, min(4096, width)) if gated else Tiles(4, min(2048, width), num_warps=8)
+    if gated or width > 4096:
+        return Tiles(2, min(1024, width))
+    return Tiles(4, 2048, num_warps=8) if width == 4096 else Tiles(4096 // width, width)
 
 
 def normed_row_tiles(in_size: int, *, gated: bool) -> Tiles:
@@ -84,23 +86,22 @@ def few_rows_tiles(out_size: int, in_size: int, lanes: int, *, gated: bool) -> T
         out_size: output features; of a gated product, half the rows of its weight.
     """
     num_tiles = -(-out_size // TILE_N)
+    if not gated and num_tiles >= MANY_PROGRAMS:
+        return Tiles(TILE_N, 128)
     if not gated:
-        return Tiles(TILE_N, 256 if lanes <= 32 else 128, _splits(num_tiles, in_size), num_stages=4)
+        splits = _splits(num_tiles, in_size, LONG_PART[lanes > 16])
+        return Tiles(TILE_N, 256 if lanes <= 32 else 128, splits, num_stages=4)
     if lanes == MAX_ROWS:
         return Tiles(TILE_N, 64)
-    deep = lanes <= 32 and num_tiles <= MULTIPROCESSORS
+    # Of 32 rows no second program fits beside one of three stages either.
+    deep = lanes == 32 or (lanes < 32 and num_tiles <= MULTIPROCESSORS)
     return Tiles(TILE_N, 128, num_stages=4 if deep else 3)
 
 
-def _splits(num_tiles: int, in_size: int) -> int:
+def _splits(num_tiles: int, in_size: int, long_part: int) -> int:
     """Adding up takes time: a sum is split for want of programs, or where its parts are long."""
-    wanted = max(-(-ENOUGH_PROGRAMS // num_tiles), in_size // LONG_PART)
+    wanted = max(-(-ENOUGH_PROGRAMS // num_tiles), -(-in_size // long_part))
     return max(1, min(wanted, MULTIPROCESSORS // num_tiles, in_size // 256))
-
-
-def one_row_ahead(num_elements: int) -> int:
-    """Elements of each row of a weight of ``num_elements``, in whole lines."""
-    return ONE_ROW_AHEAD if num_elements <= SMALL_WEIGHT else LINE
 
 
 def few_rows_ahead(num_parts: int, part_size: int) -> int:

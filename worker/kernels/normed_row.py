@@ -11,38 +11,47 @@ from torch import Tensor
 
 from lockstep.comm.all_reduce.base import AddNorm
 from lockstep.worker.kernels.chain import chained, follow
-from lockstep.worker.kernels.linear_tiles import normed_row_tiles, one_row_ahead
-from lockstep.worker.kernels.one_row import leave_columns, take_columns
+from lockstep.worker.kernels.linear_tiles import normed_row_tiles
+from lockstep.worker.kernels.one_row import (
+    leave_columns,
+    load_numbers,
+    load_weights,
+    take_columns,
+)
+
+
+@triton.jit
+def _add(total_ptr, x_ptr, residual_ptr, at, SIZE: tl.constexpr):
+    """Numbers ``at`` of x + residual as float32; the first program leaves them in ``total_ptr``."""
+    total = load_numbers(x_ptr, at, SIZE) + load_numbers(residual_ptr, at, SIZE)
+    # The norm must see what later layers will see: the sum after rounding.
+    total = total.to(total_ptr.dtype.element_ty)
+    tl.store(total_ptr + at, total, mask=(at < SIZE) & (tl.program_id(0) == 0))
+    return total.to(tl.float32)
 
 
 @triton.jit
 def _normed_one_row_kernel(
     out_ptr, total_ptr, x_ptr, residual_ptr, norm_ptr, w_ptr, bias_ptr, eps,
     OUT: tl.constexpr, SIZE: tl.constexpr, GATED: tl.constexpr, HAS_BIAS: tl.constexpr,
-    TILE_N: tl.constexpr, TILE_K: tl.constexpr, AHEAD: tl.constexpr,
-    CHAINED: tl.constexpr,
+    TILE_N: tl.constexpr, TILE_K: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
-    program = tl.program_id(0)
-    columns, live_columns = take_columns(w_ptr, OUT, SIZE, GATED, TILE_N, AHEAD, CHAINED)
+    columns, live_columns = take_columns(OUT, TILE_N)
+    at = tl.arange(0, TILE_K)
+    # Nobody writes weights: the first of them are here when the kernel ahead ends.
+    w, up_w = load_weights(w_ptr, columns, at, OUT, SIZE, GATED)
+    norm = load_numbers(norm_ptr, at, SIZE)
     follow(CHAINED)
-    places = columns[:, None] * SIZE
-    products = tl.zeros([TILE_N, TILE_K], tl.float32)
-    up_products = tl.zeros([TILE_N, TILE_K], tl.float32)
-    squares = tl.zeros([TILE_K], tl.float32)
-    for k in range(0, SIZE, TILE_K):
-        at = k + tl.arange(0, TILE_K)
-        live = at < SIZE
-        w = tl.load(w_ptr + places + at[None, :], mask=live[None, :], other=0.0)
-        if GATED:
-            up_w = tl.load(w_ptr + OUT * SIZE + places + at[None, :], mask=live[None, :], other=0.0)
-        x = tl.load(x_ptr + at, mask=live, other=0.0).to(tl.float32)
-        residual = tl.load(residual_ptr + at, mask=live, other=0.0).to(tl.float32)
-        # The norm must see what later layers will see: the sum after rounding.
-        total = (x + residual).to(total_ptr.dtype.element_ty)
-        tl.store(total_ptr + at, total, mask=live & (program == 0))
-        x = total.to(tl.float32)
-        squares += x * x
-        x *= tl.load(norm_ptr + at, mask=live, other=0.0).to(tl.float32)
+    total = _add(total_ptr, x_ptr, residual_ptr, at, SIZE)
+    squares, x = total * total, total * norm
+    products = w.to(tl.float32) * x[None, :]
+    up_products = up_w.to(tl.float32) * x[None, :]
+    for k in range(TILE_K, SIZE, TILE_K):
+        w, up_w = load_weights(w_ptr, columns, k + at, OUT, SIZE, GATED)
+        norm = load_numbers(norm_ptr, k + at, SIZE)
+        total = _add(total_ptr, x_ptr, residual_ptr, k + at, SIZE)
+        squares += total * total
+        x = total * norm
         products += w.to(tl.float32) * x[None, :]
         if GATED:
             up_products += up_w.to(tl.float32) * x[None, :]
@@ -73,7 +82,6 @@ def normed_row(
     _normed_one_row_kernel[(triton.cdiv(out_size, tiles.tile_n),)](
         out, total, x, residual, norm.weight, weight, weight if bias is None else bias, norm.eps,
         OUT=out_size, SIZE=size, GATED=gated, HAS_BIAS=bias is not None,
-        TILE_N=tiles.tile_n, TILE_K=tiles.tile_k,
-        AHEAD=one_row_ahead(weight.numel()), num_warps=tiles.num_warps, **chained(),
+        TILE_N=tiles.tile_n, TILE_K=tiles.tile_k, num_warps=tiles.num_warps, **chained(),
     )  # fmt: skip
     return out, total

@@ -5,32 +5,35 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lockstep.worker.kernels.chain import chained, follow, prefetch_rows
-from lockstep.worker.kernels.linear_tiles import Tiles, one_row_ahead, one_row_tiles
+from lockstep.worker.kernels.chain import chained, follow
+from lockstep.worker.kernels.linear_tiles import Tiles, one_row_tiles
 
 
 @triton.jit
-def _dot_row(
-    y, x, w_ptr, columns, at, live, SIZE: tl.constexpr
-):  # fmt: skip
-    w = tl.load(w_ptr + columns[:, None] * SIZE + at[None, :], mask=live[None, :], other=0.0)
-    return y + w.to(tl.float32) * x[None, :]
-
-
-@triton.jit
-def take_columns(
-    w_ptr, OUT: tl.constexpr, SIZE: tl.constexpr, GATED: tl.constexpr, TILE_N: tl.constexpr,
-    AHEAD: tl.constexpr, CHAINED: tl.constexpr,
-):  # fmt: skip
-    """(output columns of this program, which there are); fetches the first of their weights."""
+def take_columns(OUT: tl.constexpr, TILE_N: tl.constexpr):
+    """(output columns of this program, which there are)."""
     columns = tl.program_id(0).to(tl.int64) * TILE_N + tl.arange(0, TILE_N)
-    live_columns = columns < OUT
     # Columns past the last repeat it: the stream of weights then needs no second mask.
-    columns = tl.minimum(columns, OUT - 1)
-    prefetch_rows(w_ptr, columns, 0, SIZE, AHEAD, CHAINED)
+    return tl.minimum(columns, OUT - 1), columns < OUT
+
+
+@triton.jit
+def load_numbers(row_ptr, at, SIZE: tl.constexpr):
+    """Numbers ``at`` of a row of ``SIZE`` as float32, zeros past its end."""
+    return tl.load(row_ptr + at, mask=at < SIZE, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def load_weights(
+    w_ptr, columns, at, OUT: tl.constexpr, SIZE: tl.constexpr, GATED: tl.constexpr
+):  # fmt: skip
+    """(weights, those of up) of output columns and input features ``at``; one twice if not gated."""
+    places, live = w_ptr + columns[:, None] * SIZE + at[None, :], (at < SIZE)[None, :]
+    w = tl.load(places, mask=live, other=0.0)
+    up_w = w
     if GATED:
-        prefetch_rows(w_ptr + OUT * SIZE, columns, 0, SIZE, AHEAD, CHAINED)
-    return columns, live_columns
+        up_w = tl.load(places + OUT * SIZE, mask=live, other=0.0)
+    return w, up_w
 
 
 @triton.jit
@@ -51,35 +54,46 @@ def leave_columns(
 @triton.jit
 def _one_row_kernel(
     out_ptr, x_ptr, w_ptr, bias_ptr, OUT: tl.constexpr, SIZE: tl.constexpr, GATED: tl.constexpr,
-    HAS_BIAS: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, AHEAD: tl.constexpr,
-    CHAINED: tl.constexpr,
+    HAS_BIAS: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
-    columns, live_columns = take_columns(w_ptr, OUT, SIZE, GATED, TILE_N, AHEAD, CHAINED)
+    columns, live_columns = take_columns(OUT, TILE_N)
+    at = tl.arange(0, TILE_K)
+    # Nobody writes weights: the first of them are here when the kernel ahead ends.
+    w, up_w = load_weights(w_ptr, columns, at, OUT, SIZE, GATED)
     follow(CHAINED)
-    products = tl.zeros([TILE_N, TILE_K], tl.float32)
-    up_products = tl.zeros([TILE_N, TILE_K], tl.float32)
-    for k in range(0, SIZE, TILE_K):
-        at = k + tl.arange(0, TILE_K)
-        live = at < SIZE
-        x = tl.load(x_ptr + at, mask=live, other=0.0).to(tl.float32)
-        products = _dot_row(products, x, w_ptr, columns, at, live, SIZE)
+    x = load_numbers(x_ptr, at, SIZE)
+    products = w.to(tl.float32) * x[None, :]
+    up_products = up_w.to(tl.float32) * x[None, :]
+    for k in range(TILE_K, SIZE, TILE_K):
+        w, up_w = load_weights(w_ptr, columns, k + at, OUT, SIZE, GATED)
+        x = load_numbers(x_ptr, k + at, SIZE)
+        products += w.to(tl.float32) * x[None, :]
         if GATED:
-            up_products = _dot_row(up_products, x, w_ptr + OUT * SIZE, columns, at, live, SIZE)
+            up_products += up_w.to(tl.float32) * x[None, :]
     y, up = tl.sum(products, 1), tl.sum(up_products, 1)
     leave_columns(out_ptr, bias_ptr, columns, live_columns, y, up, OUT, GATED, HAS_BIAS)
 
 
 def one_row(
-    x: Tensor, weight: Tensor, bias: Tensor | None, *, gated: bool, tiles: Tiles | None = None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    gated: bool,
+    tiles: Tiles | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """x [1, in_size], weight [out_size, in_size] -> [1, out_size], or half of that if gated."""
+    """x [1, in_size], weight [out_size, in_size] -> [1, out_size], or half of that if gated.
+
+    Into ``out``, if there is one: contiguous, of any float type.
+    """
     in_size, out_size = x.shape[1], weight.shape[0] // (1 + gated)
     tiles = tiles or one_row_tiles(in_size, gated=gated)
-    out = torch.empty((1, out_size), dtype=x.dtype, device=x.device)
+    if out is None:
+        out = torch.empty((1, out_size), dtype=x.dtype, device=x.device)
     _one_row_kernel[(triton.cdiv(out_size, tiles.tile_n),)](
         out, x, weight, weight if bias is None else bias,
         OUT=out_size, SIZE=in_size, GATED=gated, HAS_BIAS=bias is not None,
-        TILE_N=tiles.tile_n, TILE_K=tiles.tile_k,
-        AHEAD=one_row_ahead(weight.numel()), num_warps=tiles.num_warps, **chained(),
+        TILE_N=tiles.tile_n, TILE_K=tiles.tile_k, num_warps=tiles.num_warps, **chained(),
     )  # fmt: skip
     return out
