@@ -63,7 +63,7 @@ def halves_norm(num_rows: int, size: int) -> bool:
 
 
 def one_row_tiles(in_size: int, *, gated: bool) -> Tiles:
-    """Short rows are in flight as a whole, so that their weights come while others still compute."""
+    """Short rows are in flight as a whole: their weights come while the kernel ahead computes."""
     width = 1 << (in_size - 1).bit_length()
     if gated or width > 4096:
         return Tiles(2, min(1024, width))

@@ -27,7 +27,7 @@ def load_numbers(row_ptr, at, SIZE: tl.constexpr):
 def load_weights(
     w_ptr, columns, at, OUT: tl.constexpr, SIZE: tl.constexpr, GATED: tl.constexpr
 ):  # fmt: skip
-    """(weights, those of up) of output columns and input features ``at``; one twice if not gated."""
+    """(weights, those of up) of output columns and input features ``at``; one, twice, if plain."""
     places, live = w_ptr + columns[:, None] * SIZE + at[None, :], (at < SIZE)[None, :]
     w = tl.load(places, mask=live, other=0.0)
     up_w = w
