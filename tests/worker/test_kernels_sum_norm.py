@@ -41,9 +41,9 @@ def _store_lines(addresses, values, epoch, live):
 
 
 @triton.jit
-def _load_lines(addresses, epoch, live, looks, ASM, CONSTRAINTS, WORLD):
+def _load_lines(addresses, epoch, live, looks, ASM, CONSTRAINTS, AT_ONCE, WORLD):
     words, late = [], epoch * 0
-    for offset in re.findall(r"\+(\d+)\]", getattr(ASM, "value", ASM)):
+    for offset in dict.fromkeys(re.findall(r"\+(\d+)\]", getattr(ASM, "value", ASM))):
         places = (addresses + int(offset)).to(tl.pointer_type(tl.int32))
         for word in (0, 2):
             words.append(tl.load(places + word, mask=live, other=0))
@@ -161,10 +161,16 @@ def test_what_it_cannot_hold_is_left_to_others() -> None:
     assert not any(fused.supports(x) for x in unsupported)
 
 
-def test_waiting_looks_at_all_sources_at_once_and_gives_up() -> None:
-    text, constraints = waiting(3, 4096)
-    assert constraints == ",".join(["=&r"] * 7 + ["l", "r", "r", "r"])
-    look = text[text.index("look:") : text.index("done:")]
-    assert re.findall(r"\[\$7\+(\d+)\]", look) == ["0", "4096", "8192"]
-    assert look.count("setp.ne") == 6 + 1 and look.rstrip().endswith("@q bra look;")
-    assert len(re.findall(r"mov\.b32 \$\d, 0;", text)) == 6
+@pytest.mark.parametrize("lines, at_once", [(1, 1), (2, 2), (4, 2)])
+def test_waiting_asks_for_all_before_it_looks_and_gives_up(lines: int, at_once: int) -> None:
+    text, constraints, taken = waiting(3, 4096, lines)
+    assert taken == at_once and waiting(8, 4096, lines)[2] == 1
+    kinds = ["=&r"] * 7 * at_once + ["l"] * at_once + ["r"] * 3 * at_once
+    assert constraints == ",".join(kinds)
+    look = text[text.index("look:") : text.index("@q bra look;")]
+    asked, seen = look[: look.rindex("ld.")], look[look.rindex("ld.") :]
+    addresses = [f"${7 * at_once + line}" for line in range(at_once)]
+    for address in addresses:
+        assert re.findall(rf"\[\{address}\+(\d+)\]", look) == ["0", "4096", "8192"]
+    assert "setp.ne.or" not in asked and seen.count("setp.ne.or") == 6 * at_once
+    assert len(re.findall(r"mov\.b32 \$\d+, 0;", text)) == 6 * at_once

@@ -54,14 +54,15 @@ def _sum_norm_kernel(
     addresses_ptr, epochs_ptr, late_ptr, rank, looks,
     SIZE: tl.constexpr, RESIDUAL_ROW: tl.constexpr, LINES: tl.constexpr, WORLD: tl.constexpr,
     MAX_ROWS: tl.constexpr, SOURCE_BYTES: tl.constexpr, ASM: tl.constexpr,
-    CONSTRAINTS: tl.constexpr, SEVERAL: tl.constexpr, CHAINED: tl.constexpr,
+    CONSTRAINTS: tl.constexpr, AT_ONCE: tl.constexpr, SEVERAL: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     TYPE: tl.constexpr = x_ptr.dtype.element_ty
     PER_LINE: tl.constexpr = 64 // TYPE.primitive_bitwidth
     first, stride = tl.program_id(0), tl.num_programs(0)
     # A constant 1, not the same from ``rows``: then the loops are none to the compiler.
     turns = tl.cdiv(rows - first, stride) if SEVERAL else 1
-    lines = tl.arange(0, LINES)
+    # Not known as neighbours: a thread would take two, and its writes half of a sector each.
+    lines = tl.max_contiguous(tl.arange(0, LINES), 1)
     live = lines < SIZE // PER_LINE
     columns = lines[:, None] * PER_LINE + tl.arange(0, PER_LINE)[None, :]
     inside = columns < SIZE
@@ -84,7 +85,7 @@ def _sum_norm_kernel(
             epoch = tl.load(epochs_ptr + row) + 1
         residual = tl.load(residual_ptr + row * RESIDUAL_ROW + columns, mask=inside, other=0.0)
         place = _place(row, epoch, lines, MAX_ROWS, WORLD * SOURCE_BYTES)
-        words = await_lines(own + place, epoch, live, looks, ASM, CONSTRAINTS, WORLD)
+        words = await_lines(own + place, epoch, live, looks, ASM, CONSTRAINTS, AT_ONCE, WORLD)
         tl.store(late_ptr + lines * 0, 1, mask=words[2 * WORLD] != 0)
         # Begun with the first rank's and not with 0, which would lose the sign of -0.0.
         summed = _values(words[0], words[1], TYPE)
@@ -140,13 +141,15 @@ class SumNorm:
         memory, (rows, size) = self.memory, x.shape
         out, new_residual = torch.empty_like(x), torch.empty_like(x)
         lines = triton.next_power_of_2(size * x.itemsize // 8)
-        asm, constraints = waiting(memory.world, memory.source_bytes)
+        num_warps = min(32, max(1, lines // 32))
+        lines_a_thread = max(1, lines // (32 * num_warps))
+        asm, constraints, at_once = waiting(memory.world, memory.source_bytes, lines_a_thread)
         _sum_norm_kernel[(min(rows, self.programs),)](
             out, new_residual, x, residual, norm.weight, norm.eps, rows,
             memory.addresses, memory.epochs, memory.late, memory.rank, self.looks,
             SIZE=size, RESIDUAL_ROW=residual.stride(0), LINES=lines, WORLD=memory.world,
             MAX_ROWS=memory.max_rows, SOURCE_BYTES=memory.source_bytes, ASM=asm,
-            CONSTRAINTS=constraints, SEVERAL=rows > self.programs,
-            num_warps=min(32, max(1, lines // 32)), **chained(),
+            CONSTRAINTS=constraints, AT_ONCE=at_once, SEVERAL=rows > self.programs,
+            num_warps=num_warps, **chained(),
         )  # fmt: skip
         return out, new_residual
