@@ -29,9 +29,12 @@ def _printed_by(script: str, *arguments: str, cache: Path) -> list[str]:
 
 
 def test_the_fused_sum_is_machine_code_for_up_to_eight_ranks(tmp_path: Path) -> None:
-    sizes = _printed_by("machine_code.py", "8192", "2", "4", "8", cache=tmp_path)
-    two, four, eight = map(int, sizes)
-    assert 0 < two < four < eight, "each waits for more sources"
+    printed = _printed_by("machine_code.py", "8192", "2", "4", "8", cache=tmp_path)
+    numbers = list(map(int, printed))
+    one_row, several, two_lines = numbers[::3], numbers[1::3], numbers[2::3]
+    for two, four, eight in (one_row, several):
+        assert 0 < two < four < eight, "each waits for more sources"
+    assert two_lines == [0] * 3, "what a warp stores at once has no gaps"
 
 
 @pytest.mark.parametrize("end", ["plain", "adding"])

@@ -102,6 +102,17 @@ def _sum_norm_kernel(
         tl.store(epochs_ptr + row, epoch)
 
 
+def constants(row_bytes: int, world: int, source_bytes: int) -> dict[str, int | str]:
+    """Of the kernel for such rows in such memory, and its ``num_warps``."""
+    lines = triton.next_power_of_2(row_bytes // 8)
+    num_warps = min(32, max(1, lines // 32))
+    asm, constraints, at_once = waiting(world, source_bytes, max(1, lines // (32 * num_warps)))
+    return {
+        "LINES": lines, "WORLD": world, "SOURCE_BYTES": source_bytes, "ASM": asm,
+        "CONSTRAINTS": constraints, "AT_ONCE": at_once, "num_warps": num_warps,
+    }  # fmt: skip
+
+
 @dataclass(frozen=True)
 class SumNorm:
     """The fused all-reduce of one group.
@@ -140,16 +151,11 @@ class SumNorm:
     def __call__(self, x: Tensor, residual: Tensor, norm: AddNorm) -> tuple[Tensor, Tensor]:
         memory, (rows, size) = self.memory, x.shape
         out, new_residual = torch.empty_like(x), torch.empty_like(x)
-        lines = triton.next_power_of_2(size * x.itemsize // 8)
-        num_warps = min(32, max(1, lines // 32))
-        lines_a_thread = max(1, lines // (32 * num_warps))
-        asm, constraints, at_once = waiting(memory.world, memory.source_bytes, lines_a_thread)
         _sum_norm_kernel[(min(rows, self.programs),)](
             out, new_residual, x, residual, norm.weight, norm.eps, rows,
             memory.addresses, memory.epochs, memory.late, memory.rank, self.looks,
-            SIZE=size, RESIDUAL_ROW=residual.stride(0), LINES=lines, WORLD=memory.world,
-            MAX_ROWS=memory.max_rows, SOURCE_BYTES=memory.source_bytes, ASM=asm,
-            CONSTRAINTS=constraints, AT_ONCE=at_once, SEVERAL=rows > self.programs,
-            num_warps=num_warps, **chained(),
+            SIZE=size, RESIDUAL_ROW=residual.stride(0), MAX_ROWS=memory.max_rows,
+            SEVERAL=rows > self.programs, **chained(),
+            **constants(size * x.itemsize, memory.world, memory.source_bytes),
         )  # fmt: skip
         return out, new_residual
