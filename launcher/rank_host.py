@@ -1,7 +1,6 @@
 """What every rank's process does, whoever started it: device, worker, channels, a sign of life."""
 
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
@@ -14,6 +13,7 @@ from lockstep.comm.messages import DeviceTimes, WorkerReady
 from lockstep.launcher.channels import RankChannels
 from lockstep.launcher.engine import Progress
 from lockstep.launcher.errors import StartError
+from lockstep.launcher.gpu import check_seen
 from lockstep.launcher.logs import rank_name, setup_logging
 from lockstep.parallel.rank_spec import RankSpec
 from lockstep.worker.config import WorkerConfig
@@ -199,11 +199,9 @@ def claim_device(device: str) -> None:
         return
     import torch
 
-    index, count = int(device.removeprefix("cuda:")), torch.cuda.device_count()
-    if index >= count:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        raise StartError(
-            f"{device} is not there: this process sees {count} GPU(s), "
-            f"CUDA_VISIBLE_DEVICES={visible!r}"
-        )
+    index = int(device.removeprefix("cuda:"))
+    try:
+        check_seen(index)
+    except ValueError as error:
+        raise StartError(str(error)) from None
     torch.cuda.set_device(index)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from lockstep.launcher.config import Device
 from lockstep.launcher.errors import LaunchError
+from lockstep.launcher.gpu import check_gpus
 
 if TYPE_CHECKING:
     import torch
@@ -20,10 +21,12 @@ def run_apart(device: Device, fn: Callable[P, T], *args: P.args, **kwargs: P.kwa
     """``fn`` there; on a CPU nobody counts memory, and this process does as well.
 
     Raises:
-        LaunchError: the device cannot be used.
+        ConfigError: the device is not there.
+        LaunchError: it cannot be used.
     """
     if device == "cpu":
         return fn(*args, **kwargs)
+    check_gpus(1)
     context = multiprocessing.get_context("spawn")
     try:
         with ProcessPoolExecutor(1, mp_context=context) as pool:

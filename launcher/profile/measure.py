@@ -7,6 +7,7 @@ from lockstep.comm.errors import CommError
 from lockstep.launcher.config import LaunchConfig
 from lockstep.launcher.engine import Progress
 from lockstep.launcher.errors import StartError
+from lockstep.launcher.gpu import check_gpus
 from lockstep.launcher.profile.options import ProfileOptions
 from lockstep.launcher.profile.ranks import RankTask, Recorded, run_ranks
 from lockstep.launcher.profile.report import BatchProfile, Machine, ProfileReport, step_profile
@@ -24,12 +25,14 @@ def measure(options: ProfileOptions, config: LaunchConfig, progress: Progress) -
     """Profile every batch that ``options`` name.
 
     Raises:
-        ConfigError: the model cannot be found or served.
+        ConfigError: the model cannot be found or served, or a GPU is not there.
         ValueError: settings that cannot work; names field, value and limit.
         StartError: a rank was lost, or the profiler does not see what runs.
     """
     effort = Effort(options.steps, options.repetitions)
     resolved = resolve(decode_graphs_only(config), progress=progress)
+    if resolved.device != "cpu":
+        check_gpus(resolved.world_size)
     worker = sized(resolved.worker, options, effort)
     task = RankTask(worker, resolved.device, options.batch, options.input_len, effort)
     # Before ranks take the memory that it is measured with.
