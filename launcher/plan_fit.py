@@ -1,6 +1,7 @@
 """Sizes fitted to a histogram of batches, and what they gain over the standard grid."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +62,18 @@ def fit_report(options: PlanOptions, planned: PlannedGraphs) -> FitReport | None
         steps=sum(served.values()),
         eager_steps=sum(histogram.values()) - sum(served.values()),
         flag=f"--cudagraph-capture-sizes {' '.join(map(str, sizes))}",
-        warnings=fitted.warnings,
+        warnings=(*_taken_for_decode(standard), *fitted.warnings),
     )
+
+
+def _taken_for_decode(dispatcher: Dispatcher) -> Iterator[str]:
+    """That sizes of batches do not tell their kind, where that decides which have a graph."""
+    mode, grid = dispatcher.mode, dispatcher.grid
+    if mode.mixed is RunMode.EAGER:
+        yield (
+            f"a histogram does not tell mixed batches, which {mode} runs eagerly, from decode "
+            f"batches: all of up to {grid.max_num_seqs * grid.query_len} tokens are taken for these"
+        )
 
 
 def read_histogram(path: Path) -> dict[int, int]:

@@ -116,6 +116,19 @@ def test_a_fit_is_to_what_graphs_of_the_mode_serve(
     assert fit["fitted"]["wasted_tokens"] == 0
 
 
+def test_a_fit_says_that_mixed_steps_may_hide_among_decode_steps_without_graphs_for_them(
+    shown, tmp_path: Path
+) -> None:
+    path = tmp_path / "batches.json"
+    path.write_text('{"54": 6, "55": 1}')
+    flags = ("--histogram", str(path), "--max-num-seqs", "54")
+    said = "warning       a histogram does not tell mixed batches, which FULL_DECODE_ONLY runs"
+    assert said not in shown(*flags)
+    page = shown(*flags, "--cudagraph-mode", "FULL_DECODE_ONLY")
+    assert said in page and "all of up to 54 tokens are taken for these" in page
+    assert "6 steps, 1 more that no graph serves" in page
+
+
 @pytest.mark.parametrize(
     ("text", "flags", "part"),
     [
