@@ -30,7 +30,10 @@ def main(argv: Sequence[str]) -> int:
         LaunchError: there is no server to measure, or no engine.
     """
     parser = Parser(prog="lockstep bench", description="Measure a server, or a step of an engine.")
-    parser.add_argument("what", choices=list(_BENCHES), help="see 'lockstep bench WHAT --help'")
+    parser.add_argument(
+        "what", choices=list(_BENCHES), metavar=f"{{{','.join(_BENCHES)}}}",
+        help="see 'lockstep bench WHAT --help'",
+    )  # fmt: skip
     what: str = parser.parse_args(argv[:1]).what
     return _BENCHES[what](argv[1:])
 

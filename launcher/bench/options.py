@@ -76,6 +76,8 @@ class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
         return self.base_url.rstrip("/").removesuffix("/v1")
 
     def __post_init__(self) -> None:
+        if not self.base_url.lower().startswith(("http://", "https://")):
+            raise ValueError(f"base_url must begin with http:// or https://, got {self.base_url}")
         if self.serve_args and self.modes is None:
             raise ValueError(f"serve_args {self.serve_args!r} needs --modes")
         if self.compare and self.modes is not None:

@@ -219,7 +219,12 @@ def test_without_a_server_it_says_so(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
+        ([], "arguments are required: {serve,decode,prefill}"),
         (["sing"], "invalid choice: 'sing'"),
+        (
+            ["serve", "--base-url", "foo:80"],
+            "--base-url must begin with http:// or https://, got foo",
+        ),
         (["serve", "--num-prompts", "0"], "--num-prompts"),
         (["serve", "--serve-args", "x"], "--serve-args 'x' needs --modes"),
         (["serve", "--compare", "/nowhere.json"], "/nowhere.json: No such file"),
