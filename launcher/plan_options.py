@@ -103,13 +103,13 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
                 f"attention_support {self.attention_support}"
             )
         if self.batch is None:
-            self._refuse("--batch", "batch_reqs", "uniform_query_len", "num_active_loras")
+            self._refuse("needs --batch", "batch_reqs", "uniform_query_len", "num_active_loras")
         if self.histogram is None:
-            self._refuse("--histogram", "max_graphs")
+            self._refuse("needs --histogram", "max_graphs")
         if self.model is None:
-            self._refuse("--model", "gpu", "context_len", "tensor_parallel_size")
+            self._refuse("needs --model", "gpu", "context_len", "tensor_parallel_size")
         if self.agree is not None:
-            self._refuse("no --agree", "batch", "plot", "model", "histogram")
+            self._refuse("excludes --agree", "batch", "plot", "model", "histogram")
         if self.histogram is not None and self.cudagraph_capture_sizes is not None:
             raise ValueError(
                 f"histogram {self.histogram} chooses sizes itself: leave "
@@ -117,10 +117,10 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
             )
         capability_of(self.compute_capability)
 
-    def _refuse(self, needed: str, *fields: str) -> None:
+    def _refuse(self, why: str, *fields: str) -> None:
         for field in fields:
             if getattr(self, field) is not None:
-                raise ValueError(f"{field} {getattr(self, field)} needs {needed}")
+                raise ValueError(f"{field} {getattr(self, field)} {why}")
 
     @property
     def query_len(self) -> int:

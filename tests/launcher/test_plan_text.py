@@ -210,7 +210,7 @@ def test_models_and_gpus_that_are_refused(shown, tmp_path: Path) -> None:
         (["--gpu", "H100"], "--gpu H100 needs --model"),
         (["-tp", "2"], "--tensor-parallel-size 2 needs --model"),
         (["--context-len", "9"], "--context-len 9 needs --model"),
-        (["--agree", "5:D", "--batch", "3"], "--batch 3 needs no --agree"),
+        (["--agree", "5:D", "--batch", "3"], "--batch 3 excludes --agree"),
         (["--model", "x/nope.gguf"], "'x/nope.gguf' is neither a path that exists"),
     ],
 )

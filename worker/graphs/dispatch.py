@@ -46,8 +46,8 @@ class Dispatcher:
         gap = self.grid.uncovered_decode
         if self.mode.decode is not RunMode.FULL or gap is None:
             return self.grid.warnings
-        text = f"decode batches of {gap[0]} to {gap[1]} tokens have no FULL decode graph"
-        return (*self.grid.warnings, text)
+        sizes = " to ".join(map(str, sorted(set(gap))))
+        return (*self.grid.warnings, f"decode batches of {sizes} tokens have no FULL decode graph")
 
     def descriptors(self, run_mode: RunMode) -> list[BatchDescriptor]:
         """All graphs of a run mode, largest first; of one size, mixed before decode."""
