@@ -62,9 +62,10 @@ def _bind(host: str, port: int) -> socket.socket:
 
 def _bind_path(path: str) -> socket.socket:
     with suppress(FileNotFoundError):
-        if stat.S_ISSOCK(os.stat(path).st_mode):
-            _refuse_if_live(path)
-            os.unlink(path)
+        if not stat.S_ISSOCK(os.stat(path).st_mode):
+            raise OSError(errno.EADDRINUSE, "what is there is no socket")
+        _refuse_if_live(path)
+        os.unlink(path)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.bind(path)

@@ -174,7 +174,7 @@ def test_as_many_files_may_be_open_as_the_system_lets_us() -> None:
 def test_a_file_is_not_taken_for_a_socket(tmp_path: Path) -> None:
     path = tmp_path / "precious"
     path.write_text("words")
-    with pytest.raises(ConfigError, match=f"cannot listen on {path}"):
+    with pytest.raises(ConfigError, match=f"cannot listen on {path}: what is there is no socket"):
         open_socket(ServeOptions(uds=str(path)))
     assert path.read_text() == "words"
 
