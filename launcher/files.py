@@ -14,8 +14,7 @@ def check_readable(flag: str, path: Path) -> None:
     """
     if not path.exists():
         raise ConfigError(f"{flag} {path}: there is no such file")
-    if path.is_dir():
-        raise ConfigError(f"{flag} {path}: it is a folder")
+    _refuse_folder(flag, path)
 
 
 def check_writable(flag: str, path: Path) -> None:
@@ -27,5 +26,11 @@ def check_writable(flag: str, path: Path) -> None:
     folder = path.absolute().parent
     if not folder.is_dir():
         raise ConfigError(f"{flag} {path}: its folder does not exist")
-    if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+    _refuse_folder(flag, path)
+    if not os.access(path if path.exists() else folder, os.W_OK):
         raise ConfigError(f"{flag} {path}: it cannot be written")
+
+
+def _refuse_folder(flag: str, path: Path) -> None:
+    if path.is_dir():
+        raise ConfigError(f"{flag} {path}: it is a folder")

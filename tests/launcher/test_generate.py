@@ -293,7 +293,7 @@ def test_requests_in_flight_are_bounded(model: str, tmp_path: Path) -> None:
         (["--prompts-file", "/does/not/exist"], "there is no such file"),
         (["a", "--output", "/does/not/exist/o.jsonl"], "its folder does not exist"),
         (["--prompts-file", "/"], "it is a folder"),
-        (["a", "--output", "/"], "it cannot be written"),
+        (["a", "--output", "/"], "--output /: it is a folder"),
         (["--prompts-file", __file__, "--output", __file__], "prompts are read from it"),
         (["caf\udce9"], r"is not valid UTF-8: 'caf\udce9'"),
         (["a", "--temperature", "nan"], "temperature must be a finite number"),
