@@ -215,7 +215,7 @@ def asked_mode(config: LaunchConfig) -> GraphMode:
 def _graph(
     config: LaunchConfig, device: Device, capability: Capability | None
 ) -> tuple[GraphConfig, tuple[str, ...]]:
-    """Graphs that can run here, and a reason for every step down from those asked for."""
+    """Graphs that can run here, and what there is to say where they are not those asked for."""
     backend = backend_for(config.attention_backend, device)
     resolved = resolve_mode(asked_mode(config), backend.support, 1, piecewise_available=True)
     graph = GraphConfig(
@@ -228,7 +228,9 @@ def _graph(
     # A driver without a GPU may start ranks that have one; the grid's standard top then stands.
     if capability is not None:
         graph = msgspec.structs.replace(graph, compute_capability=capability)
-    return graph, resolved.reasons
+    idle = config.capture == "lazy" and resolved.mode is GraphMode.NONE
+    idle_note = ("capture lazy captures nothing: the graph mode is NONE",) if idle else ()
+    return graph, (*resolved.reasons, *idle_note)
 
 
 def _dtype(config: LaunchConfig, model: ModelConfig, device: Device) -> Dtype:

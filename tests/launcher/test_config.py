@@ -158,6 +158,9 @@ def test_a_backend_that_cannot_be_captured_leaves_graphs_of_segments(model: str)
 def test_notes_say_what_was_chosen(model: str) -> None:
     notes = resolved(model, "--max-num-seqs 8 --max-cudagraph-capture-size 4").notes
     assert any("5 to 8 tokens have no FULL decode graph" in note for note in notes)
+    said = "capture lazy captures nothing: the graph mode is NONE"
+    assert resolved(model, "--enforce-eager --capture lazy").notes.count(said) == 1
+    assert said not in resolved(model, "--capture lazy").notes + resolved(model, "-O0").notes
 
 
 def test_without_a_model_or_with_one_that_is_not_there(tmp_path: Path) -> None:
