@@ -16,8 +16,7 @@ from functools import partial
 from importlib import import_module
 from io import TextIOWrapper
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn, TextIO
+from typing import Any, TextIO
 
 import msgspec
 
@@ -30,9 +29,11 @@ from lockstep.launcher.front_end import StartEngine, open_front_end, start_defau
 from lockstep.launcher.generate import (
     STDIN,
     GenerateOptions,
+    answer_none,
     check_options,
     check_text,
     generate,
+    has_prompts,
     report_graphs,
     summarize,
 )
@@ -41,6 +42,7 @@ from lockstep.launcher.progress import stages
 from lockstep.launcher.start_report import late_report, start_report
 from lockstep.launcher.strict import convert
 from lockstep.launcher.structured import FIELD, StructureCheck
+from lockstep.launcher.termination import Termination
 from lockstep.launcher.version import package_version
 from lockstep.launcher.whole_numbers import whole_number
 
@@ -116,6 +118,9 @@ def run(command: Command, start_engine: StartEngine) -> int:
     Raises:
         LaunchError: the engine cannot start, or dies.
     """
+    if not has_prompts(command.options):
+        answer_none(command.options)
+        return 0
     with stages() as progress:
         check = partial(check_text, command.options)
         front = open_front_end(command.launch, start_engine, progress, check)
@@ -193,19 +198,6 @@ def _dispatch(argv: Sequence[str], start_engine: StartEngine) -> int:
         served: int = import_module(_SERVING[argv[0]][1]).main(argv[1:], start_engine)
         return served
     return run(parse(argv), start_engine)
-
-
-class Termination:
-    """Handler of SIGTERM that leaves by way of the finally blocks, which end the engine.
-
-    It raises what an interrupt raises: Ray's calls turn a SystemExit into an exit code of theirs.
-    """
-
-    came = False
-
-    def __call__(self, signum: int, frame: FrameType | None) -> NoReturn:
-        self.came = True
-        raise KeyboardInterrupt
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,5 +1,6 @@
 """``lockstep generate``: prompts in, answers out, a summary at the end."""
 
+import os
 import select
 import sys
 import time
@@ -20,7 +21,7 @@ from lockstep.launcher.front_end import FrontEnd
 from lockstep.launcher.graph_stats import print_graph_stats, write_batch_histogram
 from lockstep.launcher.inputs import BadInput, PromptInput, read_lines
 from lockstep.launcher.line_errors import LineErrors
-from lockstep.launcher.line_format import Format, by_first_line, by_name
+from lockstep.launcher.line_format import Format, by_first_line, by_name, filled
 from lockstep.launcher.outputs import RequestOutput
 from lockstep.launcher.prepare import prepare_all
 from lockstep.launcher.printer import AnswerPrinter
@@ -107,6 +108,23 @@ def _is_empty(source: Path | None) -> bool:
         return True
     ready, _, _ = select.select([sys.stdin], [], [], 0)
     return bool(ready) and not cast(BufferedReader, sys.stdin.buffer).peek(1)
+
+
+def has_prompts(options: GenerateOptions) -> bool:
+    """False if the file of prompts is known to bring none; a pipe may still."""
+    source = _source(options)
+    if source is None or not (source.is_file() or source.samefile(os.devnull)):
+        return True
+    return any(True for _ in filled(_open_lines(source)))
+
+
+def answer_none(options: GenerateOptions) -> None:
+    """Say so, and leave the files that a run leaves, with nothing in them."""
+    _tell(f"nothing to do: --prompts-file {options.prompts_file} has only blank lines, or none")
+    if options.output is not None:
+        _write_records(Path(options.output), iter(()), Totals())
+    if options.batch_histogram is not None:
+        write_batch_histogram(Path(options.batch_histogram), {})
 
 
 def check_text(options: GenerateOptions, tokenizer: AnyTokenizer) -> None:
@@ -256,4 +274,4 @@ def report_graphs(options: GenerateOptions, engine: EngineClient) -> None:
     if options.graph_stats:
         print_graph_stats(engine.stats())
     if options.batch_histogram is not None:
-        write_batch_histogram(Path(options.batch_histogram), engine.stats())
+        write_batch_histogram(Path(options.batch_histogram), engine.stats().batch_sizes)

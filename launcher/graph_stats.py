@@ -32,9 +32,9 @@ def graph_table(uses: list[GraphUse]) -> Table:
     return table
 
 
-def write_batch_histogram(path: Path, stats: SchedulerStats) -> None:
+def write_batch_histogram(path: Path, batch_sizes: dict[int, int]) -> None:
     """``{num_tokens: steps}`` as JSON: what ``lockstep plan --histogram`` reads."""
-    data = msgspec.json.encode(stats.batch_sizes)
+    data = msgspec.json.encode(batch_sizes)
     path.write_bytes(msgspec.json.format(data) + b"\n")
 
 

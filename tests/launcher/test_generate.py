@@ -171,6 +171,20 @@ def test_an_empty_input_is_told_before_the_start(
     assert capsys.readouterr().err == f"lockstep: no prompts: {where} is empty\n"
 
 
+@pytest.mark.parametrize("source", ["/dev/null", "blank.txt"])
+def test_without_a_prompt_nothing_is_started(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, source: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("blank.txt").write_text("\n  \n")
+    written = ["--output", "out.jsonl", "--batch-histogram", "sizes.json"]
+    code, engine = run(model, "--prompts-file", source, *written)
+    assert (code, engine.shutdowns) == (0, 0)
+    assert (Path("out.jsonl").read_text(), Path("sizes.json").read_text()) == ("", "{}\n")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"lockstep: nothing to do: --prompts-file {source} has only blank lines")
+
+
 @pytest.mark.parametrize("tokens_per_poll", [1, 3, 100])
 def test_stop_strings_cut_and_abort(model: str, tmp_path: Path, tokens_per_poll: int) -> None:
     target = tmp_path / "out.jsonl"

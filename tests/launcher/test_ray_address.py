@@ -9,10 +9,10 @@ from typing import Any, NoReturn
 import pytest
 import ray
 
-from lockstep.launcher.cli import Termination
 from lockstep.launcher.errors import StartError
 from lockstep.launcher.guard import MARK
 from lockstep.launcher.ray_session import open_session
+from lockstep.launcher.termination import Termination
 
 
 @pytest.mark.parametrize("prefix", ["", "ray://"])
