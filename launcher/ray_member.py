@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
+from ray.exceptions import ActorDiedError, OutOfMemoryError, RayActorError, RayTaskError
 
 from lockstep.comm.errors import CommError
 from lockstep.launcher.processes import ProcessId
@@ -64,7 +64,7 @@ class RayMember:
             return False
         asked, self._asked = self._asked, None
         # An actor that cannot be reached is silent; its watched calls tell whether it is dead.
-        with suppress(RayActorError):
+        with suppress(RayActorError, OutOfMemoryError):
             self.beat = ray.get(asked)
             self._heard_at = time.monotonic()
             return True
@@ -80,6 +80,9 @@ def describe(error: Exception) -> Failure:
         return Failure(Sign.DIED, f"died: {_reason(str(error))}")
     if isinstance(error, RayActorError):
         return Failure(Sign.DIED, f"cannot be reached: {_reason(str(error))}")
+    if isinstance(error, OutOfMemoryError):
+        what, *_ = str(error).splitlines()
+        return Failure(Sign.DIED, f"was ended by Ray: {what}")
     cause = error.cause if isinstance(error, RayTaskError) else error
     sign = Sign.SAW_ANOTHER_FAIL if isinstance(cause, CommError) else Sign.RAISED
     return Failure(sign, f"failed: {type(cause).__name__}: {cause}", error)

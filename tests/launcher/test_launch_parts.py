@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from inline_engine import InlineEngine
 from launch_cases import resolved_config
-from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, OutOfMemoryError, RayTaskError
 
 from lockstep.comm.errors import PeerLost
 from lockstep.comm.messages import AddRequest, TokenDelta
@@ -17,9 +17,9 @@ from lockstep.launcher.front_link import Attach, Begin, Leave, Stage, decode_lin
 from lockstep.launcher.host_engine import HostEngine
 from lockstep.launcher.in_flight import InFlight
 from lockstep.launcher.ray_engine import RayEngine
-from lockstep.launcher.ray_member import describe
+from lockstep.launcher.ray_member import RayMember, describe
 from lockstep.launcher.reserve import Reservation
-from lockstep.launcher.supervise import Sign
+from lockstep.launcher.supervise import Role, Sign
 from lockstep.parallel.config import ParallelConfig
 
 DIED = """The actor died unexpectedly before finishing this task.
@@ -48,6 +48,13 @@ def task_error(cause):
             "died: Worker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly exits.",
         ),
         (ActorUnavailableError("gone for now", None), Sign.DIED, "cannot be reached: "),
+        (
+            OutOfMemoryError(
+                "Task was killed due to the node running low on memory.\nTop 10 users:"
+            ),
+            Sign.DIED,
+            "was ended by Ray: Task was killed due to low memory.",
+        ),
         (task_error(ValueError("x is missing")), Sign.RAISED, "failed: ValueError: x is missing"),
         (
             task_error(PeerLost(1, "its process is gone")),
@@ -59,7 +66,18 @@ def task_error(cause):
 def test_what_the_error_of_an_actor_says(error, sign, text):
     failure = describe(error)
     assert failure.sign is sign
-    assert failure.text.startswith(text)
+    assert failure.text.startswith(text) and "\n" not in failure.text
+
+
+@pytest.mark.parametrize("error", [died(DIED), OutOfMemoryError("the node ran low on memory")])
+def test_an_actor_that_ray_has_ended_is_silent(error, monkeypatch):
+    def lose(ref):
+        raise error
+
+    monkeypatch.setattr("ray.wait", lambda refs, timeout: (refs, []))
+    monkeypatch.setattr("ray.get", lose)
+    handle = SimpleNamespace(beat=SimpleNamespace(remote=object))
+    assert not RayMember(Role.WORKER, "rank 0", handle).heard()
 
 
 def test_every_request_ends_once_though_the_engine_dies():
