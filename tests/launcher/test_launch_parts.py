@@ -49,9 +49,7 @@ def task_error(cause):
         ),
         (ActorUnavailableError("gone for now", None), Sign.DIED, "cannot be reached: "),
         (
-            OutOfMemoryError(
-                "Task was killed due to the node running low on memory.\nTop 10 users:"
-            ),
+            OutOfMemoryError("Task was killed due to low memory.\nTop 10 users:"),
             Sign.DIED,
             "was ended by Ray: Task was killed due to low memory.",
         ),
