@@ -4,18 +4,16 @@ import atexit
 import logging
 import os
 import secrets
-import signal
 import socket
-import threading
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 
 import ray
-from ray.exceptions import AuthenticationError
 
 from lockstep.launcher.errors import StartError
 from lockstep.launcher.guard import MARK, Guard
+from lockstep.launcher.held_signals import held_signals
 
 _REACH_S = 5.0
 OBJECT_STORE_BYTES = 80 << 20
@@ -62,7 +60,8 @@ def open_session(*, num_ranks: int, device: str) -> RaySession:
     """Use the Ray this process is connected to, else that of RAY_ADDRESS, else start one.
 
     Raises:
-        StartError: nothing answers at RAY_ADDRESS, or the cluster refuses the connection.
+        StartError: nothing answers at RAY_ADDRESS, the cluster refuses the connection, or a Ray of
+            our own does not come up; with Ray's reason.
     """
     if ray.is_initialized():
         return RaySession(connected_here=False, is_local=False)
@@ -72,16 +71,23 @@ def open_session(*, num_ranks: int, device: str) -> RaySession:
     session = RaySession(connected_here=True, is_local=address is None)
     options = {} if address else _local_options(num_ranks, device)
     try:
-        with _marked(os.environ, session.mark), _own_sigterm_handler():
-            context: Any = ray.init(logging_level=logging.WARNING, log_to_driver=True, **options)
-    except BaseException as error:
+        with held_signals(), _marked(os.environ, session.mark):
+            context = _init(address, options)
+    except BaseException:
         session.close()
-        if isinstance(error, AuthenticationError | ConnectionError):
-            raise StartError(_refusal(address, error)) from error
         raise
     if session.is_local:
         session.claim(context.address_info["session_dir"])
     return session
+
+
+def _init(address: str | None, options: dict[str, Any]) -> Any:
+    """Ray has no type for what keeps it from a start: often it is a bare Exception."""
+    try:
+        return ray.init(logging_level=logging.WARNING, log_to_driver=True, **options)
+    except Exception as error:
+        failure = f"at {address} cannot be joined" if address else "cannot start on this host"
+        raise StartError(f"Ray {failure}: {_reason(error)}") from error
 
 
 def _check_reachable(address: str) -> None:
@@ -116,29 +122,8 @@ def _marked(env: MutableMapping[str, str], mark: str) -> Iterator[None]:
         del env[MARK]
 
 
-@contextmanager
-def _own_sigterm_handler() -> Iterator[None]:
-    """Ray replaces the handler of whoever embeds it; put that back, whatever becomes of the start.
-
-    Until then Ray leaves a SIGTERM by a SystemExit with the signal's number: the handler that was
-    there is told of it.
-    """
-    before = signal.getsignal(signal.SIGTERM)
-    terminated = False
-    try:
-        yield
-    except SystemExit as left:
-        terminated = left.code == signal.SIGTERM
-        if not terminated:
-            raise
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, before)
-    if terminated:
-        signal.raise_signal(signal.SIGTERM)
-
-
-def _refusal(address: str | None, error: Exception) -> str:
-    """One line: the cause of a ConnectionError is a traceback as text, which ends with a reason."""
-    reason = str(error.__cause__ or error).strip().splitlines()[-1]
-    return f"Ray at {address or 'this host'} cannot be joined: {reason}"
+def _reason(error: Exception) -> str:
+    """One line. A ConnectionError's cause tells more; a traceback as text ends with a reason."""
+    cause = error.__cause__ if isinstance(error, ConnectionError) else None
+    text = str(cause or error) or type(error).__name__
+    return text.strip().splitlines()[-1] if "Traceback" in text else " ".join(text.split())

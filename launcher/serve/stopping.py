@@ -7,12 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from lockstep.launcher.held_signals import SAME_SIGNAL_S, SIGNALS
 from lockstep.launcher.serve.engine_loop import Inbox
 from lockstep.launcher.serve.life import Life, State
-
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# A signal to a whole group of processes may reach this one by several ways at once.
-_SAME_SIGNAL_S = 0.5
 
 
 class Stopping:
@@ -66,7 +63,7 @@ class Stopping:
             self.signal_name = signal.Signals(number).name
             self._asked_at, self._deadline = now, now + self.timeout_s
             self._life.drain()
-        elif now - self._asked_at > _SAME_SIGNAL_S:
+        elif now - self._asked_at > SAME_SIGNAL_S:
             self._deadline, self.hurried = now, True
         self._inbox.put(None)
         if state is State.LOADING:

@@ -1,4 +1,4 @@
-"""Connections to Ray that fail, or that a signal ends. No Ray is started."""
+"""Ray that cannot be joined or started, or that a signal ends. No Ray is started."""
 
 import os
 import signal
@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import pytest
 import ray
 
+from lockstep.launcher.cli import guarded
 from lockstep.launcher.errors import StartError
 from lockstep.launcher.guard import MARK
 from lockstep.launcher.ray_session import open_session
@@ -51,10 +52,63 @@ def test_a_wrong_token_is_one_line_with_rays_reason(
     assert str(refused.value) == f"Ray at {address} cannot be joined: {reason}"
 
 
+TIMED_OUT = "The current node timed out during startup. The GCS may have become overloaded."
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (Exception(TIMED_OUT), TIMED_OUT),
+        (ValueError("Malformed\n  address port x."), "Malformed address port x."),
+        (
+            RuntimeError("Failed: Traceback:\n  File ...\nRpcError: no\n"),
+            "RpcError: no",
+        ),
+        (AssertionError(), "AssertionError"),
+    ],
+)
+def test_a_ray_that_does_not_come_up_is_one_line_and_exit_code_5(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    model: str,
+    terminated: Termination,
+    error: Exception,
+    reason: str,
+) -> None:
+    def fail(**options: Any) -> NoReturn:
+        raise error
+
+    def start(*arguments: Any) -> NoReturn:
+        with pytest.raises(StartError) as refused:
+            open_session(num_ranks=1, device="cpu")
+        assert refused.value.__cause__ is error
+        raise refused.value
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray, "init", fail)
+    assert guarded(["generate", "hello", "--model", model, "--device", "cpu"], start) == 5
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == f"lockstep: Ray cannot start on this host: {reason}"
+
+
+@pytest.mark.parametrize("leaving", [SystemExit(3), KeyboardInterrupt()])
+def test_who_leaves_while_ray_starts_is_not_held_up(
+    monkeypatch: pytest.MonkeyPatch, leaving: BaseException
+) -> None:
+    def leave(**options: Any) -> NoReturn:
+        raise leaving
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray, "init", leave)
+    with pytest.raises(type(leaving)) as left:
+        open_session(num_ranks=1, device="cpu")
+    assert left.value is leaving
+
+
 def terminate(runtime_env: object) -> NoReturn:
-    """Called by Ray on its way up, when it has its own handler of SIGTERM."""
+    """Called by Ray on its way up, after it has set its own handler of SIGTERM."""
     signal.raise_signal(signal.SIGTERM)
-    raise AssertionError("Ray went on after a SIGTERM")
+    raise RuntimeError("Ray goes on, up to here")
 
 
 @pytest.fixture
@@ -71,8 +125,9 @@ def test_a_sigterm_while_ray_starts_is_for_the_handler_that_was_there(
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_RUNTIME_ENV_HOOK", f"{__name__}.terminate")
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as left:
         open_session(num_ranks=1, device="cpu")
+    assert "Ray goes on, up to here" in str(left.value.__context__)
     assert terminated.came
     assert signal.getsignal(signal.SIGTERM) is terminated
     assert MARK not in os.environ
