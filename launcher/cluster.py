@@ -32,7 +32,7 @@ def start_ray_engine(
 
     Raises:
         PlacementError: no room in ``placement_timeout_seconds``, or a replica on several hosts.
-        StartError: the cluster cannot be joined, or a rank failed; names it and its reason.
+        StartError: Ray cannot be started or joined, or a rank failed; names it and its reason.
     """
     _warn_of_foreign_variables()
     if "ray" not in sys.modules:

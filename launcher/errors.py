@@ -31,6 +31,6 @@ class EngineDead(LaunchError):
 
 
 class StartError(LaunchError):
-    """No rank can serve: the model, memory, a capture, or a Ray that cannot be joined."""
+    """No rank can serve: the model, memory, a capture, or a Ray that does not start or take us."""
 
     exit_code = 5

@@ -4,6 +4,7 @@ Around a fork Python runs callbacks that take and free locks, logging's among th
 raises in one of them is dropped: the signal would be lost, and the lock never be free again.
 """
 
+import math
 import os
 import signal
 import threading
@@ -40,6 +41,7 @@ def held_signals() -> Iterator[None]:
                 stack.callback(signal.signal, number, before)
                 signal.signal(number, held)
         stack.enter_context(_handlers_kept())
+        stack.enter_context(_second_one_ends())
         yield
 
 
@@ -48,15 +50,10 @@ class _Held:
 
     def __init__(self) -> None:
         self._first: int | None = None
-        self._came_at = 0.0
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
         if self._first is None:
-            self._first, self._came_at = number, now
-        elif now - self._came_at > SAME_SIGNAL_S:
-            # No default action instead: the first process of a container would outlive it.
-            os._exit(128 + number)
+            self._first = number
 
     def tell(self) -> None:
         if self._first is not None:
@@ -76,3 +73,33 @@ def _handlers_kept() -> Iterator[None]:
         yield
     finally:
         signal.signal = set_handler
+
+
+@contextmanager
+def _second_one_ends() -> Iterator[None]:
+    """A thread sees to it: the main one may be in C for long, where Python runs no handler."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    watcher = threading.Thread(target=_watch, args=(reader,), name="second signal", daemon=True)
+    watcher.start()
+    before = signal.set_wakeup_fd(writer)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(writer)
+        watcher.join()
+        os.close(reader)
+
+
+def _watch(reader: int) -> None:
+    """Until the pipe ends, in which each signal is a byte as soon as it comes."""
+    first = math.inf
+    while number := int.from_bytes(os.read(reader, 1)):
+        if number not in SIGNALS:
+            continue
+        now = time.monotonic()
+        if now - first > SAME_SIGNAL_S:
+            # No default action instead: the first process of a container would outlive it.
+            os._exit(128 + number)
+        first = min(first, now)

@@ -2,9 +2,11 @@
 
 import logging
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -96,26 +98,53 @@ def test_a_signal_while_ray_forks_ends_the_command_and_frees_logging(
     assert capsys.readouterr().err.splitlines()[-1] == f"lockstep: {last}"
 
 
+# The main thread is in C meanwhile and takes no signals itself: nothing interrupts it.
 SECOND = """
-import signal, sys, time
-from lockstep.launcher.held_signals import held_signals
-signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
+import ctypes, os, signal, sys, threading, time
+from lockstep.launcher.held_signals import SIGNALS, held_signals
+
+def send():
+    for number in (signal.SIGUSR1, signal.SIGINT, signal.SIGTERM):
+        os.kill(os.getpid(), number)
+    time.sleep(0.6)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    time.sleep(0.3)
+    print("goes on", flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+signal.signal(signal.SIGUSR1, lambda number, frame: None)
+for number in SIGNALS:
+    signal.signal(number, lambda number, frame: sys.exit(1))
 try:
     with held_signals():
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGTERM)
-        print("goes on", flush=True)
-        time.sleep(0.6)
-        signal.raise_signal(signal.SIGTERM)
-        print("went on", flush=True)
+        signal.pthread_sigmask(signal.SIG_BLOCK, [*SIGNALS, signal.SIGUSR1])
+        threading.Thread(target=send, daemon=True).start()
+        ctypes.CDLL(None).sleep(60)
 finally:
     print("left", flush=True)
 """
 
 
 def test_a_second_signal_ends_the_process_at_once_but_not_the_same_one_twice() -> None:
+    began = time.monotonic()
     done = subprocess.run([sys.executable, "-P", "-c", SECOND], capture_output=True, timeout=120)
     assert (done.returncode, done.stdout) == (143, b"goes on\n"), done.stderr
+    assert time.monotonic() - began < 50
+
+
+def test_whoever_is_woken_by_signals_is_so_again_afterwards() -> None:
+    reader, writer = socket.socketpair()
+    with reader, writer:
+        writer.setblocking(False)
+        reader.settimeout(10)
+        before = signal.set_wakeup_fd(writer.fileno())
+        try:
+            signal.signal(signal.SIGTERM, lambda number, frame: None)
+            with held_signals():
+                signal.raise_signal(signal.SIGTERM)
+            assert reader.recv(9) == bytes([signal.SIGTERM])
+        finally:
+            signal.set_wakeup_fd(before)
 
 
 def test_what_was_ignored_or_left_to_the_system_stays_so() -> None:
