@@ -47,6 +47,8 @@ class InterruptedLock:
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in SIGNALS}
+    # What a shell starts in the background is born with SIGINT ignored, and it stays so.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
