@@ -25,7 +25,7 @@ from lockstep.worker.kernels.linear_tiles import (  # noqa: E402
 pytestmark = kernel_marks()
 # The interpreter has no arithmetic in bfloat16.
 DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16
-SHAPES = [(40, 1024), (250, 96), (65, 2048), (300, 600)]
+SHAPES = [(40, 1024), (250, 96), (65, 2048), (300, 600), (6, 4608)]
 
 
 def _random(*shape: int) -> Tensor:
