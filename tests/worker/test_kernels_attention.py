@@ -181,17 +181,19 @@ def test_a_workspace_refuses_more_rows_than_it_has() -> None:
 def test_what_shows_in_a_sum_does_not_follow_from_the_batch() -> None:
     for group_pad, head_pad, element_size in ((16, 128, 2), (16, 128, 4), (64, 256, 2)):
         launches = [
-            decode_attention._launch(group_pad, head_pad, element_size, per_sm)
+            decode_attention._launch(group_pad, head_pad, element_size, per_sm, is_full=is_full)
             for per_sm in (1, 2, 3, 8, 99)
+            for is_full in (False, True)
         ]
         assert len({launch["TILE"] for launch in launches}) == 1
 
 
 def test_programs_of_a_multiprocessor_have_at_most_eight_warps_up_to_eight_of_them() -> None:
-    def warps(per_sm: int, element_size: int = 2) -> int:
-        return decode_attention._launch(16, 128, element_size, per_sm)["num_warps"]
+    def warps(per_sm: int, element_size: int = 2, *, is_full: bool = False) -> int:
+        return decode_attention._launch(16, 128, element_size, per_sm, is_full=is_full)["num_warps"]
 
     assert [warps(per_sm) for per_sm in (1, 2, 3, 4, 5, 8, 16)] == [4, 4, 2, 2, 1, 1, 1]
+    assert [warps(per_sm, is_full=True) for per_sm in (1, 2)] == [8, 4]
     assert warps(16, element_size=4) == 4
 
 
@@ -201,7 +203,10 @@ def test_programs_fill_the_device_and_stop_at_the_chunks_there_are() -> None:
     assert workspace.num_programs(1, 40960) == 32
     assert workspace.num_programs(8, 40960) == 4
     assert workspace.num_programs(1, 100) == 2
+    assert workspace.num_programs(16, 40960) == 2
     assert workspace.num_programs(256, 40960) == 1
+    of_four_heads = DecodeWorkspace.create(16, 32, 8, 128, torch.device("cpu"))
+    assert replace(of_four_heads, num_sms=132).num_programs(16, 40960) == 1
 
 
 GPU_SHAPES = [
@@ -281,17 +286,19 @@ def test_a_captured_decode_follows_context_lens_and_repeats_bit_for_bit() -> Non
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("rows", [64, 128])
+@pytest.mark.parametrize("rows", [16, 64, 128])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_row_has_the_same_bits_in_batches_of_any_size(dtype: torch.dtype, rows: int) -> None:
-    """Each of many rows is computed by fewer warps, and all its chunks by one program."""
-    rotation = Rotation(torch.randn(1500, 128, device="cuda"), None, 0.0)
+    """Each of many rows is computed by other warps, and all its chunks by one program."""
+    angles = torch.randn(1500, 128, device="cuda")
+    weights = tuple(torch.randn(128, device="cuda").to(dtype) for _ in range(2))
+    turns = (None, Rotation(angles, None, 0.0), Rotation(angles, weights, 1e-6))
     contexts = [1, 17, 208, 256, 257, 520, 700, 1500] * (rows // 8)
     case = make_case(
         [1] * rows, contexts, num_heads=32, num_kv_heads=8, head_dim=128, block_size=16,
         dtype=dtype, device="cuda",
     )  # fmt: skip
-    for turn in (None, rotation):
+    for turn in turns:
         together = _attend(case, rotation=turn)
         for row in range(8):
             alone = _attend(case.alone(row), rotation=turn)
@@ -337,10 +344,12 @@ def test_batches_of_all_sizes_use_the_kernels_of_the_workers_warm_up() -> None:
     space = DecodeWorkspace.create(128, 20, 5, 112, torch.device("cuda"))
     launches = {
         (
-            *decode_attention._launch(16, 128, 2, -(-rows * 5 // space.num_sms)).values(),
+            *decode_attention._launch(
+                16, 128, 2, -(-rows * 5 // space.num_sms), is_full=space.is_full(rows)
+            ).values(),
             space.num_programs(rows, 900) == 1,
         )
-        for rows in range(1, 129)
+        for rows in (1, 2, 4, 8, 16, 32, 64, 128)
     }
     # Each in decode form and not.
     assert sum("decode_attention" in name for name in at_start) == 2 * len(launches)

@@ -121,8 +121,21 @@ class DecodeWorkspace:
         """Programs a row and kv head; a choice of speed alone, no result depends on it."""
         num_kv_heads = self.arrivals.shape[1]
         most = min(max_chunks(num_kv_heads), -(-max_context_len // SHORT_CHUNK))
-        wanted = PROGRAMS_PER_SM * self.num_sms // (num_rows * num_kv_heads)
+        if self.is_full(num_rows):
+            return 1
+        wanted = self._wanted(num_rows)
         return max(1, min(most, 1 << wanted.bit_length() >> 1))
+
+    def is_full(self, num_rows: int) -> bool:
+        """Whether one program of twice the warps is faster than two that add up.
+
+        It is where rows and kv heads are nearly as many as multiprocessors, with heads enough.
+        """
+        num_heads, num_kv_heads = self.partial_acc.shape[1], self.arrivals.shape[1]
+        return self._wanted(num_rows) == 2 and num_heads >= 4 * num_kv_heads
+
+    def _wanted(self, num_rows: int) -> int:
+        return PROGRAMS_PER_SM * self.num_sms // (num_rows * self.arrivals.shape[1])
 
     def check(self, num_rows: int) -> None:
         limit = self.arrivals.shape[0]

@@ -86,7 +86,7 @@ def _decode_attention_kernel(
             weight, partner = load_head_norm(q_weight_ptr, dims, HEAD_DIM)
             q_weight, q_partner = weight[None, :], partner[None, :]
             k_weight, k_partner = load_head_norm(k_weight_ptr, dims, HEAD_DIM)
-    follow(CHAINED)
+    follow(CHAINED, NEXT_FIRST=True)
     if program >= num_chunks:
         return
 
@@ -174,16 +174,18 @@ def _decode_attention_kernel(
             )  # fmt: skip
 
 
-def _launch(group_pad: int, head_pad: int, element_size: int, per_sm: int) -> dict[str, int]:
-    """Options for ``per_sm`` rows and kv heads a multiprocessor.
+def _launch(
+    group_pad: int, head_pad: int, element_size: int, per_sm: int, *, is_full: bool
+) -> dict[str, int]:
+    """Options for ``per_sm`` rows and kv heads a multiprocessor, nearly one each if ``is_full``.
 
     The tile is one for all, since it shows in the sum; warps and stages do not. A multiprocessor
-    has registers for eight such warps: as two, four or eight programs, so that all run at once.
+    has registers for eight such warps: as one to eight programs, so that all run at once.
     """
     if group_pad * head_pad > 2048 or element_size == 4:
         num_warps = 4
     else:
-        num_warps = max(1, min(4, 8 // triton.next_power_of_2(per_sm)))
+        num_warps = max(1, min(8 if is_full else 4, 8 // triton.next_power_of_2(per_sm)))
     return {"TILE": 32, "num_warps": num_warps, "num_stages": 2 if num_warps == 1 else 3}
 
 
@@ -204,7 +206,8 @@ def decode_attention(
 
     Only for rows of one query; other rows' tokens are left alone. In decode form that is every
     row. A row's key and value enter the attention from ``k`` and ``v``, not from the cache.
-    ``metadata`` must have been written before the kernel ahead of this one: it is read early.
+    ``metadata`` is read early: before the kernels ahead of this one there must have been one, after
+    which it was written, that lets the next start only once it has waited (``chain``).
 
     Args:
         rotation: in decode form alone: what q and k still have to go through, to the position
@@ -226,8 +229,13 @@ def decode_attention(
     group = num_heads // num_kv_heads
     group_pad = max(16, triton.next_power_of_2(group))
     head_pad = max(16, triton.next_power_of_2(head_dim))
-    per_sm = triton.cdiv(num_rows * num_kv_heads, workspace.num_sms)
-    programs = workspace.num_programs(num_rows, metadata.max_context_len)
+    # Powers of two, since the worker's warm-up meets those and no kernel may be compiled later.
+    about = triton.next_power_of_2(num_rows)
+    per_sm = triton.cdiv(about * num_kv_heads, workspace.num_sms)
+    programs = workspace.num_programs(about, metadata.max_context_len)
+    launch = _launch(
+        group_pad, head_pad, q.element_size(), per_sm, is_full=workspace.is_full(about)
+    )
     _decode_attention_kernel[(programs, num_kv_heads, num_rows)](
         out, q, k, v, *layer_kv, metadata.slots, metadata.query_start_loc,
         metadata.context_lens, metadata.block_table,
@@ -239,5 +247,5 @@ def decode_attention(
         GROUP=group, GROUP_PAD=group_pad, HEADS=triton.next_power_of_2(group),
         HEAD_DIM=head_dim, HEAD_PAD=head_pad, **cutting(num_kv_heads),
         ALONE=programs == 1, ROTATE=rotation is not None, NORM=turn.weights is not None,
-        **_launch(group_pad, head_pad, q.element_size(), per_sm), **chained(),
+        **launch, **chained(),
     )  # fmt: skip
