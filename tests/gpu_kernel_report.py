@@ -26,9 +26,16 @@ from lockstep.worker.attention.triton import TritonAttention
 from lockstep.worker.forward import AttentionMetadata
 from lockstep.worker.kernels import chain, ops
 from lockstep.worker.kernels.activation import silu_and_mul
-from lockstep.worker.kernels.few_rows import MAX_SPLIT_TILES
+from lockstep.worker.kernels.few_rows import FewRows
 from lockstep.worker.kernels.linear import FewRowsLinear, KernelLinear
-from lockstep.worker.kernels.linear_tiles import MAX_ROWS, Tiles
+from lockstep.worker.kernels.linear_tiles import (
+    MULTIPROCESSORS,
+    TILE_N,
+    Ring,
+    Tiles,
+    lanes_of,
+)
+from lockstep.worker.kernels.one_row import one_row
 from lockstep.worker.rotation import Rotation
 
 DEVICE = torch.device("cuda")
@@ -65,6 +72,7 @@ class Shape:
 QWEN = Shape("Qwen3-0.6B", 1024, 3072, 16, 8, 128, 28, 151936, True)
 LLAMA = Shape("Llama-8B", 4096, 14336, 32, 8, 128, 32, 128256, False)
 BATCHES = (1, 8, 32, 128)
+LINEAR_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 def say(*columns: object) -> None:
@@ -313,25 +321,26 @@ def report_prefill(shape: Shape) -> None:
 
 
 def report_linear() -> None:
-    """Both ways; gate_up goes with its activation."""
-    say("us (TB/s)", "kernel", "batch", *QWEN.weights(), "lm_head")
+    """Both ways; gate_up goes with its activation. "+" is what is above reading the weight."""
+    say("us, +us", "kernel", "batch", *QWEN.weights(), "lm_head")
     few_rows = FewRowsLinear(DEVICE)
+    ways = {"cuBLAS": (F.linear, unfused_gated), "few rows": (few_rows, few_rows.gated)}
     for shape in (QWEN, LLAMA):
         sizes = {**shape.weights(), "lm_head": (shape.vocab, shape.hidden)}
         copies = {name: weight_copies(*size) for name, size in sizes.items()}
-        for batch in (1, 2, 4, 8, 16, 32, 128):
-            ways = {"cuBLAS": (F.linear, unfused_gated)}
-            if batch <= MAX_ROWS:
-                ways["few rows"] = (few_rows, few_rows.gated)
+        for batch in LINEAR_BATCHES:
             for way, (plain, gated) in ways.items():
-                columns = []
-                for name, weights in copies.items():
-                    x = randn(batch, weights[0].shape[1])
-                    run = gated if name == "gate_up" else plain
-                    us = microseconds([partial(run, x, w) for w in weights])
-                    columns.append(f"{us:.1f} ({weights[0].numel() * 2 / us / 1e6:.2f})")
+                runs = {name: gated if name == "gate_up" else plain for name in copies}
+                columns = [linear_time(runs[name], copies[name], batch) for name in copies]
                 say(shape.name, way, batch, *columns)
         del copies
+
+
+def linear_time(run: Callable[..., object], weights: list[Tensor], batch: int) -> str:
+    x = randn(batch, weights[0].shape[1])
+    us = microseconds([partial(run, x, weight) for weight in weights])
+    floor = weights[0].numel() * 2 / READ_TBPS / 1e6
+    return f"{us:.1f} {us - floor:+.1f}"
 
 
 def weight_copies(rows: int, columns: int) -> list[Tensor]:
@@ -349,41 +358,59 @@ ONE_ROW_TILES = [
         (2, 1, 4), (4, 1, 4), (8, 1, 4), (16, 1, 4), (4, 2, 8), (8, 2, 8), (4, 1, 8), (8, 1, 8),
     )
 ]  # fmt: skip
-FEW_ROWS_TILES = [
-    Tiles(n, k, splits, num_warps=4, num_stages=stages)
-    for n, k, splits, stages in (
-        (64, 128, 1, 4), (64, 256, 1, 3), (64, 128, 2, 4), (64, 128, 2, 6), (64, 128, 4, 4),
-        (64, 128, 8, 3), (128, 128, 1, 3), (32, 256, 1, 4), (32, 128, 4, 4), (64, 64, 1, 3),
+FEW_ROWS_RINGS = [
+    Ring(columns, k, stages, splits)
+    for columns, k, stages, splits in (
+        (64, 128, 8, 1), (64, 128, 6, 1), (64, 128, 4, 1), (64, 64, 12, 1), (64, 64, 6, 1),
+        (56, 128, 8, 1), (56, 128, 4, 1), (48, 128, 8, 1), (48, 128, 4, 1), (64, 128, 8, 2),
+        (64, 128, 6, 2), (64, 128, 8, 3), (64, 128, 8, 4), (48, 128, 8, 2),
     )
 ]  # fmt: skip
+# Of a program that has a multiprocessor to itself, less its barriers.
+RING_BYTES = 226 << 10
 
 
 def report_tune() -> None:
-    """Best tiles of each weight first; what ``linear_tiles`` chooses by itself is "default"."""
+    """The best of each weight first; what ``linear_tiles`` chooses by itself is "default"."""
     for shape in (QWEN, LLAMA):
         for name, size in shape.weights().items():
-            weights = weight_copies(*size)
-            for batch, candidates in ((1, ONE_ROW_TILES), (8, FEW_ROWS_TILES)):
-                found = sorted(tiles_times(weights, batch, [None, *candidates], name == "gate_up"))
-                text = "  ".join(f"{us:.2f} {tiles}" for us, tiles in found[:4])
-                default = next(us for us, tiles in found if tiles == "default")
+            weights, gated = weight_copies(*size), name == "gate_up"
+            for batch in (1, 8, 16, 32):
+                found = sorted(cut_times(weights, batch, gated))
+                text = "  ".join(f"{us:.2f} {cut}" for us, cut in found[:4])
+                default = next(us for us, cut in found if cut == "default")
                 say(shape.name, name, batch, f"default {default:.2f}", f"best {text}")
 
 
-def tiles_times(
-    weights: list[Tensor], batch: int, candidates: list[Tiles | None], gated: bool
-) -> list[tuple[float, str]]:
-    few_rows = FewRowsLinear(DEVICE)
-    run, x = few_rows.gated if gated else few_rows, randn(batch, weights[0].shape[1])
-    found = []
-    for tiles in candidates:
-        if tiles and tiles.splits > 1 and weights[0].shape[0] // tiles.tile_n >= MAX_SPLIT_TILES:
-            continue
-        us = microseconds([partial(run, x, weight, tiles=tiles) for weight in weights], replays=9)
-        text = "default"
-        if tiles:
-            text = f"{tiles.tile_n}x{tiles.tile_k}/{tiles.splits}w{tiles.num_warps}"
-        found.append((us, text))
+def cut_times(weights: list[Tensor], batch: int, gated: bool) -> list[tuple[float, str]]:
+    """(us, how it is cut) of one product, for each way there is."""
+    x = randn(batch, weights[0].shape[1])
+    runs = one_row_runs(gated) if batch == 1 else few_rows_runs(batch, weights[0], gated)
+    return [
+        (microseconds([partial(run, x, weight, None) for weight in weights], replays=9), text)
+        for text, run in runs.items()
+    ]
+
+
+def one_row_runs(gated: bool) -> dict[str, Callable[..., object]]:
+    found = {"default": partial(one_row, gated=gated)}
+    for tiles in ONE_ROW_TILES:
+        text = f"{tiles.tile_n}x{tiles.tile_k}w{tiles.num_warps}"
+        found[text] = partial(one_row, gated=gated, tiles=tiles)
+    return found
+
+
+def few_rows_runs(batch: int, weight: Tensor, gated: bool) -> dict[str, Callable[..., object]]:
+    few_rows = FewRows(DEVICE)
+    found = {"default": partial(few_rows, gated=gated)}
+    feature_bytes = 2 * (TILE_N * (1 + gated) + lanes_of(batch))
+    num_tiles = weight.shape[0] // (1 + gated) // TILE_N
+    for ring in FEW_ROWS_RINGS:
+        fits = ring.num_stages * ring.tile_k * feature_bytes <= RING_BYTES
+        at_once = num_tiles * ring.splits <= 2 * MULTIPROCESSORS
+        if fits and (ring.splits == 1 or at_once):
+            text = f"{ring.columns}x{ring.tile_k}x{ring.num_stages}/{ring.splits}"
+            found[text] = partial(few_rows, gated=gated, ring=ring)
     return found
 
 

@@ -1,9 +1,11 @@
-"""y = x W^T for 2 to 128 rows through the matrix units. CUDA, Triton.
+"""y = x W^T for 2 to 128 rows through the matrix units. CUDA, Triton's Gluon.
 
 The units' wide side takes the weights and their narrow one the rows, padded to lanes. Tiles of both
-come by tensor descriptors, which read zeros beyond the edges. The sum over input features may be
-split over programs; the one that arrives last adds the parts up in order, so results repeat bit for
-bit. A row's sum depends on the shape of W and on the number of lanes, never on other rows.
+come by tensor descriptors, which read zeros beyond the edges, into a ring in shared memory. Weights
+fill it before the kernel ahead has ended, and a tile that is used up makes room for the next at
+once, so the memory has work from kernel to kernel. The sum over input features may be split over
+programs; the one that arrives last adds the parts up in order, so results repeat bit for bit. A
+row's sum depends on the shape of W and on the number of lanes, never on other rows.
 
 An RMSNorm between two such products is half in each. The first adds the residual, multiplies by the
 norm's weight and leaves sums of squares. What makes a row's square sum one is the same for all its
@@ -16,111 +18,206 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from lockstep.comm.all_reduce.base import AddNorm
 from lockstep.parallel.placement import NormedSum
-from lockstep.worker.kernels.chain import chained, follow, prefetch_rows
+from lockstep.worker.kernels.chain import chained, follow
 from lockstep.worker.kernels.linear_tiles import (
-    Tiles,
-    few_rows_ahead,
-    few_rows_tiles,
+    TILE_N,
+    Ring,
+    few_rows_ring,
     lanes_of,
+    starts_next_first,
 )
 
 MAX_SPLIT_TILES = 256
 _PART_FLOATS = 1 << 21
+_WARPS = 4  # as many as one instruction of the matrix units is shared by
+_TILE: gl.constexpr = gl.constexpr(TILE_N)
 
 
-@triton.jit
-def _places(columns, num_rows, OUT: tl.constexpr, LANES: tl.constexpr):
-    """Where in [rows, OUT] the numbers of a tile are, each [LANES, columns], and which exist."""
-    lanes = tl.arange(0, LANES)
-    live = (lanes < num_rows)[:, None] & (columns < OUT)[None, :]
-    return lanes[:, None] * OUT + columns[None, :], live
+@gluon.constexpr_function
+def _units(lanes: int, num_warps: int) -> gl.NVMMADistributedLayout:
+    """How the matrix units leave [features, lanes]."""
+    return gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, lanes, 16])
 
 
-@triton.jit
-def _load_squares(squares_ptr, NUM_SQUARES: tl.constexpr, LANES: tl.constexpr):
-    """[tiles, LANES], zeros past the last tile."""
-    tiles = tl.arange(0, triton.next_power_of_2(NUM_SQUARES))
-    at = tiles[:, None] * LANES + tl.arange(0, LANES)[None, :]
-    return tl.load(squares_ptr + at, mask=(tiles < NUM_SQUARES)[:, None], other=0.0)
+@gluon.constexpr_function
+def _flat(lanes: int, num_warps: int) -> gl.BlockedLayout:
+    """[features, lanes], neighbouring features in one thread: they are neighbours in memory."""
+    width = min(8, TILE_N * lanes // (32 * num_warps))
+    threads = TILE_N // width
+    return gl.BlockedLayout([width, 1], [threads, 32 // threads], [1, num_warps], [0, 1])
 
 
-@triton.jit(do_not_specialize=["num_rows"])
-def _few_rows_kernel(
-    out_ptr, x_tiles, w_tiles, w_ptr, bias_ptr, part_ptr, arrivals_ptr, num_rows,
-    OUT: tl.constexpr, SIZE: tl.constexpr, GATED: tl.constexpr, HAS_BIAS: tl.constexpr,
-    SPLITS: tl.constexpr, SPLIT_SIZE: tl.constexpr, LANES: tl.constexpr, TILE_N: tl.constexpr,
-    TILE_K: tl.constexpr, AHEAD: tl.constexpr, CHAINED: tl.constexpr,
-    residual_ptr=None, norm_ptr=None, total_ptr=None, squares_ptr=None, eps=0.0,
-    NUM_SQUARES: tl.constexpr = 0,
+@gluon.constexpr_function
+def _square_rows(lanes: int, num_warps: int) -> gl.BlockedLayout:
+    """[tiles, lanes] of sums of squares."""
+    return gl.BlockedLayout([1, 4], [128 // lanes, lanes // 4], [num_warps, 1], [1, 0])
+
+
+@gluon.jit
+def _ask_weights(
+    tiles, ring, up_ring, bars, slot, row, k, wanted, OUT: gl.constexpr, GATED: gl.constexpr,
+    STAGE_BYTES: gl.constexpr,
 ):  # fmt: skip
-    tile, split = tl.program_id(0), tl.program_id(1)
-    first_column, begin = tile * TILE_N, split * SPLIT_SIZE
-    columns = first_column + tl.arange(0, TILE_N)
-    # For what is read by pointer: columns past the last repeat it.
-    inside_columns = tl.minimum(columns, OUT - 1)
-    prefetch_rows(w_ptr, inside_columns, begin, SIZE, AHEAD, CHAINED)
+    """Have the weights of features from ``row`` and ``k`` on, and those of up, copied to a slot."""
+    bar = bars.index(slot)
+    mbarrier.expect(bar, STAGE_BYTES, wanted)
+    tma.async_copy_global_to_shared(tiles, [row, k], bar, ring.index(slot), wanted)
     if GATED:
-        prefetch_rows(w_ptr + OUT * SIZE, inside_columns, begin, SIZE, AHEAD, CHAINED)
-    acc = tl.zeros([TILE_N, LANES], tl.float32)
-    up = tl.zeros([TILE_N, LANES], tl.float32)
-    follow(CHAINED)
+        tma.async_copy_global_to_shared(tiles, [OUT + row, k], bar, up_ring.index(slot), wanted)
+
+
+@gluon.jit
+def _ask_rows(tiles, ring, bars, slot, k, wanted):
+    """The same for the rows; their bytes are expected already."""
+    tma.async_copy_global_to_shared(tiles, [0, k], bars.index(slot), ring.index(slot), wanted)
+
+
+@gluon.jit
+def _load_squares(squares_ptr, NUM: gl.constexpr, LANES: gl.constexpr):
+    """[tiles, LANES], zeros past the last tile."""
+    LAYOUT: gl.constexpr = _square_rows(LANES, gl.num_warps())
+    tiles = gl.arange(0, triton.next_power_of_2(NUM), gl.SliceLayout(1, LAYOUT))
+    at = tiles[:, None] * LANES + gl.arange(0, LANES, gl.SliceLayout(0, LAYOUT))[None, :]
+    return gl.load(squares_ptr + at, mask=(tiles < NUM)[:, None], other=0.0)
+
+
+@triton.jit
+def _meet():
+    """A barrier of the program's threads; Gluon's has another name in each release."""
+    tl.debug_barrier()
+
+
+@gluon.jit
+def _add_parts(parts, SPLITS: gl.constexpr, PART: gl.constexpr):
+    total = gl.load(parts, cache_modifier=".cg")
+    for part in gl.static_range(1, SPLITS):
+        total += gl.load(parts + part * PART, cache_modifier=".cg")
+    return total
+
+
+@gluon.jit(do_not_specialize=["num_rows"])
+def _few_rows_kernel(
+    out_ptr, x_tiles, w_tiles, bias_ptr, part_ptr, arrivals_ptr, num_rows,
+    OUT: gl.constexpr, SIZE: gl.constexpr, GATED: gl.constexpr, HAS_BIAS: gl.constexpr,
+    SPLITS: gl.constexpr, SPLIT_SIZE: gl.constexpr, LANES: gl.constexpr, COLUMNS: gl.constexpr,
+    TILE_K: gl.constexpr, STAGES: gl.constexpr, NEXT_FIRST: gl.constexpr, CHAINED: gl.constexpr,
+    residual_ptr=None, norm_ptr=None, total_ptr=None, squares_ptr=None, eps=0.0,
+    NUM_SQUARES: gl.constexpr = 0,
+):  # fmt: skip
+    UNITS: gl.constexpr = _units(LANES, gl.num_warps())
+    FLAT: gl.constexpr = _flat(LANES, gl.num_warps())
+    ROWS: gl.constexpr = 2 if GATED else 1
+    STAGE_BYTES: gl.constexpr = (ROWS * _TILE + LANES) * TILE_K * 2
+    tile, split = gl.program_id(0), gl.program_id(1)
+    first, begin = tile * COLUMNS, split * SPLIT_SIZE
+    num_tiles = gl.cdiv(gl.minimum(SPLIT_SIZE, SIZE - begin), TILE_K)
+    ring = gl.allocate_shared_memory(w_tiles.dtype, [STAGES, _TILE, TILE_K], w_tiles.layout)
+    up_ring = ring
+    if GATED:
+        up_ring = gl.allocate_shared_memory(w_tiles.dtype, [STAGES, _TILE, TILE_K], w_tiles.layout)
+    x_ring = gl.allocate_shared_memory(x_tiles.dtype, [STAGES, LANES, TILE_K], x_tiles.layout)
+    bars = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for s in gl.static_range(STAGES):
+        mbarrier.init(bars.index(s), count=1)
+    fence_async_shared()
+    for s in gl.static_range(STAGES):
+        _ask_weights(
+            w_tiles, ring, up_ring, bars, s, first, begin + s * TILE_K, s < num_tiles, OUT, GATED,
+            STAGE_BYTES,
+        )  # fmt: skip
+    follow(CHAINED, NEXT_FIRST)
+    for s in gl.static_range(STAGES):
+        _ask_rows(x_tiles, x_ring, bars, s, begin + s * TILE_K, s < num_tiles)
+
+    columns = first + gl.arange(0, _TILE, gl.SliceLayout(1, FLAT))
+    lanes = gl.arange(0, LANES, gl.SliceLayout(0, FLAT))
+    mine = columns < gl.minimum(first + COLUMNS, OUT)
+    live = mine[:, None] & (lanes < num_rows)[None, :]
+    places = columns[:, None] + lanes[None, :] * OUT
     # What the end needs arrives while the weights stream by.
     if residual_ptr is not None:
-        places, live = _places(columns, num_rows, OUT, LANES)
-        residual = tl.load(residual_ptr + places, mask=live, other=0.0)
-        norm_weight = tl.load(norm_ptr + columns, mask=columns < OUT, other=0.0)
+        residual = gl.load(residual_ptr + places, mask=live, other=0.0)
+        norm_weight = gl.load(norm_ptr + columns, mask=mine, other=0.0)
     if NUM_SQUARES > 0:
         squares = _load_squares(squares_ptr, NUM_SQUARES, LANES)
-    for k in range(begin, tl.minimum(begin + SPLIT_SIZE, SIZE), TILE_K):
-        x = x_tiles.load([0, k]).T
-        acc = tl.dot(w_tiles.load([first_column, k]), x, acc)
+
+    acc = gl.zeros([_TILE, LANES], gl.float32, UNITS)
+    up_acc = gl.zeros([_TILE, LANES], gl.float32, UNITS)
+    for i in range(num_tiles):
+        slot = i % STAGES
+        mbarrier.wait(bars.index(slot), i // STAGES & 1)
+        x = x_ring.index(slot).permute((1, 0))
+        acc = warpgroup_mma(ring.index(slot), x, acc, is_async=True)
+        # The tile before this one is used up once no more than this one's products run.
         if GATED:
-            up = tl.dot(w_tiles.load([OUT + first_column, k]), x, up)
-    lanes = tl.arange(0, LANES)
+            up_acc = warpgroup_mma(up_ring.index(slot), x, up_acc, is_async=True)
+            acc, up_acc = warpgroup_mma_wait(2, deps=[acc, up_acc])
+        else:
+            acc = warpgroup_mma_wait(1, deps=[acc])
+        ahead = i - 1 + STAGES
+        free, k = ahead % STAGES, begin + ahead * TILE_K
+        wanted = (i > 0) & (ahead < num_tiles)
+        _ask_weights(w_tiles, ring, up_ring, bars, free, first, k, wanted, OUT, GATED, STAGE_BYTES)
+        _ask_rows(x_tiles, x_ring, bars, free, k, wanted)
+    if GATED:
+        acc, up_acc = warpgroup_mma_wait(0, deps=[acc, up_acc])
+    else:
+        acc = warpgroup_mma_wait(0, deps=[acc])
+
+    y, up = gl.convert_layout(acc, FLAT), gl.convert_layout(up_acc, FLAT)
     if SPLITS > 1:
-        TILE: tl.constexpr = TILE_N * LANES
-        PART: tl.constexpr = TILE * 2 if GATED else TILE
-        inside = tl.arange(0, TILE_N)[:, None] * LANES + lanes[None, :]
-        parts = part_ptr + tile.to(tl.int64) * (SPLITS * PART) + inside
-        tl.store(parts + split * PART, acc)
+        PART: gl.constexpr = ROWS * _TILE * LANES
+        inside = (columns - first)[:, None] + lanes[None, :] * _TILE
+        parts = part_ptr + tile.to(gl.int64) * (SPLITS * PART) + inside
+        gl.store(parts + split * PART, y)
         if GATED:
-            tl.store(parts + split * PART + TILE, up)
+            gl.store(parts + split * PART + _TILE * LANES, up)
         # All threads' parts come before the one thread's release below.
-        tl.debug_barrier()
-        if tl.atomic_add(arrivals_ptr + tile, 1, sem="acq_rel") != SPLITS - 1:
+        _meet()
+        if gl.atomic_add(arrivals_ptr + tile, 1, sem="acq_rel") != SPLITS - 1:
             return
-        tl.store(arrivals_ptr + tile, 0)
-        acc = tl.zeros([TILE_N, LANES], tl.float32)
-        up = tl.zeros([TILE_N, LANES], tl.float32)
-        for part in tl.static_range(SPLITS):
-            acc += tl.load(parts + part * PART, cache_modifier=".cg")
-            if GATED:
-                up += tl.load(parts + part * PART + TILE, cache_modifier=".cg")
-    if NUM_SQUARES > 0:
-        scale = tl.rsqrt(tl.sum(squares, 0) / SIZE + eps)[None, :]
-        acc *= scale
+        gl.store(arrivals_ptr + tile, 0)
+        y = _add_parts(parts, SPLITS, PART)
         if GATED:
-            up *= scale
+            up = _add_parts(parts + _TILE * LANES, SPLITS, PART)
+    if NUM_SQUARES > 0:
+        scale = gl.rsqrt(gl.sum(squares, 0) / SIZE + eps)
+        scale = gl.convert_layout(scale, gl.SliceLayout(0, FLAT))[None, :]
+        y *= scale
+        up *= scale
     if HAS_BIAS:
-        acc += tl.load(bias_ptr + inside_columns).to(tl.float32)[:, None]
+        y += gl.load(bias_ptr + columns, mask=mine, other=0.0).to(gl.float32)[:, None]
     if GATED:
         if HAS_BIAS:
-            up += tl.load(bias_ptr + OUT + inside_columns).to(tl.float32)[:, None]
-        acc = acc * tl.sigmoid(acc) * up
-    places, live = _places(columns, num_rows, OUT, LANES)
-    y = acc.T.to(out_ptr.dtype.element_ty)
+            up += gl.load(bias_ptr + OUT + columns, mask=mine, other=0.0).to(gl.float32)[:, None]
+        y = y / (1.0 + gl.exp(-y)) * up
+    y = y.to(out_ptr.dtype.element_ty)
     if residual_ptr is not None:
         # The norm must see what later layers will see: the sum after rounding.
-        total = (y.to(tl.float32) + residual.to(tl.float32)).to(total_ptr.dtype.element_ty)
-        tl.store(total_ptr + places, total, mask=live)
-        wide = total.to(tl.float32)
-        tl.store(squares_ptr + tile * LANES + lanes, tl.sum(wide * wide, 1))
-        y = (wide * norm_weight.to(tl.float32)[None, :]).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + places, y, mask=live)
+        total = (y.to(gl.float32) + residual.to(gl.float32)).to(total_ptr.dtype.element_ty)
+        gl.store(total_ptr + places, total, mask=live)
+        wide = gl.where(mine[:, None], total.to(gl.float32), 0.0)
+        gl.store(squares_ptr + tile * LANES + lanes, gl.sum(wide * wide, 0))
+        y = (wide * norm_weight.to(gl.float32)[:, None]).to(out_ptr.dtype.element_ty)
+    gl.store(out_ptr + places, y, mask=live)
+
+
+def _tiles(matrix: Tensor, rows: int, width: int) -> TensorDescriptor:
+    layout = gl.NVMMASharedLayout.get_default_for([rows, width], gl.bfloat16)  # any half type's
+    return TensorDescriptor.from_tensor(matrix, [rows, width], layout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +251,7 @@ class FewRows:
         bias: Tensor | None,
         *,
         gated: bool,
-        tiles: Tiles | None = None,
+        ring: Ring | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
         """x [rows, in_size], weight [out_size, in_size] -> [rows, out_size], half if gated.
@@ -164,17 +261,17 @@ class FewRows:
         Raises:
             ValueError: more splits than the workspace holds.
         """
-        tiles = tiles or _tiles_of(x, weight, gated=gated)
-        return self._run(x, weight, bias, tiles, gated=gated, out=out)
+        ring = ring or _ring_of(x, weight, gated=gated)
+        return self._run(x, weight, bias, ring, gated=gated, out=out)
 
     def of_norm(
         self, summed: NormedSum, weight: Tensor, bias: Tensor | None, *, gated: bool
     ) -> tuple[Tensor, Tensor]:
         """(product with the norm, total), as ``LinearOps.of_norm``, gated or not."""
         half = self.add(summed.x, summed.weight, summed.residual, summed.norm)
-        tiles = _tiles_of(half.weighed, weight, gated=gated)
+        ring = _ring_of(half.weighed, weight, gated=gated)
         product = self._run(
-            half.weighed, weight, bias, tiles, gated=gated,
+            half.weighed, weight, bias, ring, gated=gated,
             squares_ptr=half.squares, eps=half.eps, NUM_SQUARES=half.squares.shape[0],
         )  # fmt: skip
         return product, half.total
@@ -186,16 +283,15 @@ class FewRows:
         residual: Tensor,
         norm: AddNorm,
         *,
-        tiles: Tiles | None = None,
+        ring: Ring | None = None,
     ) -> HalfNormed:
         """x @ weight.T, rounded, plus contiguous ``residual`` [rows, size], half normed."""
-        tiles = tiles or _tiles_of(x, weight, gated=False)
-        num_tiles = triton.cdiv(weight.shape[0], tiles.tile_n)
-        shape = (num_tiles, lanes_of(x.shape[0]))
+        ring = ring or _ring_of(x, weight, gated=False)
+        shape = (triton.cdiv(weight.shape[0], ring.columns), lanes_of(x.shape[0]))
         squares = torch.empty(shape, dtype=torch.float32, device=x.device)
         total = torch.empty_like(residual)
         weighed = self._run(
-            x, weight, None, tiles, gated=False, residual_ptr=residual,
+            x, weight, None, ring, gated=False, residual_ptr=residual,
             norm_ptr=norm.weight, total_ptr=total, squares_ptr=squares,
         )  # fmt: skip
         return HalfNormed(weighed, total, squares, norm.eps)
@@ -205,7 +301,7 @@ class FewRows:
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        tiles: Tiles,
+        ring: Ring,
         *,
         gated: bool,
         out: Tensor | None = None,
@@ -213,20 +309,19 @@ class FewRows:
     ) -> Tensor:
         (num_rows, in_size), out_size = x.shape, weight.shape[0] // (1 + gated)
         lanes = lanes_of(num_rows)
-        num_tiles = triton.cdiv(out_size, tiles.tile_n)
-        split_size = triton.cdiv(in_size, tiles.splits * tiles.tile_k) * tiles.tile_k
+        num_tiles = triton.cdiv(out_size, ring.columns)
+        split_size = triton.cdiv(in_size, ring.splits * ring.tile_k) * ring.tile_k
         splits = triton.cdiv(in_size, split_size)
-        self._check_space(num_tiles, splits, lanes * tiles.tile_n * (1 + gated))
+        self._check_space(num_tiles, splits, lanes * TILE_N * (1 + gated))
         if out is None:
             out = torch.empty((num_rows, out_size), dtype=x.dtype, device=x.device)
         _few_rows_kernel[(num_tiles, splits)](
-            out, TensorDescriptor.from_tensor(x, [lanes, tiles.tile_k]),
-            TensorDescriptor.from_tensor(weight, [tiles.tile_n, tiles.tile_k]),
-            weight, weight if bias is None else bias, self._parts, self.arrivals, num_rows,
+            out, _tiles(x, lanes, ring.tile_k), _tiles(weight, TILE_N, ring.tile_k),
+            weight if bias is None else bias, self._parts, self.arrivals, num_rows,
             OUT=out_size, SIZE=in_size, GATED=gated, HAS_BIAS=bias is not None, SPLITS=splits,
-            SPLIT_SIZE=split_size, LANES=lanes, TILE_N=tiles.tile_n, TILE_K=tiles.tile_k,
-            AHEAD=few_rows_ahead(weight.shape[0] * splits, split_size),
-            num_warps=tiles.num_warps, num_stages=tiles.num_stages, **half_norm, **chained(),
+            SPLIT_SIZE=split_size, LANES=lanes, COLUMNS=ring.columns, TILE_K=ring.tile_k,
+            STAGES=ring.num_stages, NEXT_FIRST=starts_next_first(weight.numel(), lanes),
+            num_warps=_WARPS, **half_norm, **chained(),
         )  # fmt: skip
         return out
 
@@ -239,6 +334,6 @@ class FewRows:
             )
 
 
-def _tiles_of(x: Tensor, weight: Tensor, *, gated: bool) -> Tiles:
+def _ring_of(x: Tensor, weight: Tensor, *, gated: bool) -> Ring:
     (num_rows, in_size), out_size = x.shape, weight.shape[0] // (1 + gated)
-    return few_rows_tiles(out_size, in_size, lanes_of(num_rows), gated=gated)
+    return few_rows_ring(out_size, in_size, lanes_of(num_rows), gated=gated)

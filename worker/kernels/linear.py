@@ -14,7 +14,6 @@ from lockstep.worker.kernels.few_rows import FewRows
 from lockstep.worker.kernels.linear_tiles import (
     MAX_ROWS,
     WIDE_ROWS,
-    Tiles,
     halves_norm,
     most_rows,
 )
@@ -40,22 +39,17 @@ class FewRowsLinear:
             and _has_aligned_rows(weight)
         )
 
-    def __call__(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, tiles: Tiles | None = None
-    ) -> Tensor:
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """x @ weight.T + bias, [rows, out_size], accumulated in float32 and rounded once."""
-        return self._run(x, weight, bias, gated=False, tiles=tiles)
+        return self._run(x, weight, bias, gated=False)
 
-    def gated(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, tiles: Tiles | None = None
-    ) -> Tensor:
+    def gated(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """silu(gate) * up of x @ weight.T + bias, gate first, without rounding in between."""
-        return self._run(x, weight, bias, gated=True, tiles=tiles)
+        return self._run(x, weight, bias, gated=True)
 
     def in_float32(self, x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
         """x @ weight.T into contiguous ``out`` [rows, out_size] of float32, not rounded."""
-        run = one_row if x.shape[0] == 1 else self._few_rows
-        return run(x, weight, None, gated=False, out=out)
+        return self._run(x, weight, None, gated=False, out=out)
 
     def serves_norm(self, summed: NormedSum, weight: Tensor) -> bool:
         """True if the norm can be half in each of the products around it.
@@ -78,10 +72,16 @@ class FewRowsLinear:
         return self._few_rows.of_norm(summed, weight, bias, gated=gated)
 
     def _run(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, *, gated: bool, tiles: Tiles | None
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        *,
+        gated: bool,
+        out: Tensor | None = None,
     ) -> Tensor:
         run = one_row if x.shape[0] == 1 else self._few_rows
-        return run(x, weight, bias, gated=gated, tiles=tiles)
+        return run(x, weight, bias, gated=gated, out=out)
 
 
 def _has_aligned_rows(x: Tensor) -> bool:

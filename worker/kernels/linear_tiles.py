@@ -1,4 +1,4 @@
-"""How a product of few rows is cut into programs, and what they fetch ahead. No torch.
+"""How a product of few rows is cut into programs, and what they hold at a time. No torch.
 
 Fitted to times on an H200, which docs/performance.md has.
 """
@@ -8,37 +8,55 @@ from dataclasses import dataclass
 MAX_ROWS = 128
 # More rows are left to cuBLAS, but with a gated weight of at least so many elements.
 FEW_ROWS = 64
-HUGE_WEIGHT = 1 << 26
-# Up to 16 rows of this size or less are normed half in each of two products.
-NARROW = 2048
-WIDE_ROWS = 32  # rows up to which our kernels are faster where results are float32
+HUGE_WEIGHT = 1 << 25
+WIDE_ROWS = 64  # rows up to which our kernels are faster where results are float32
 
 # Sums of squares that a program of 128 threads holds in registers beside its product.
 MAX_SQUARES = 8192
-TILE_N = 64  # output features of a program of few rows
+TILE_N = 64  # output features that one instruction of the matrix units takes
+# Fewer output features of a program would be read by too many others too.
+LEAST_COLUMNS = 48
 
 MULTIPROCESSORS = 132
-# Programs that are enough to read weights at full speed; so many that several share a
-# multiprocessor; the longest sum that is not split for more of them, of 16 rows and of more.
+# Shared memory of a program that has a multiprocessor to itself, without and with a gate, and of
+# one of two on it. A ring beyond that takes no less time, and is longer in the next kernel's way.
+ALONE_BYTES = 160 << 10, 204 << 10
+SHARED_BYTES = 113 << 10
+# Of many rows of a small weight, which leaves room for two programs of attention.
+SMALL_BYTES = 120 << 10
+# Programs that are enough to read weights at full speed; the longest sum that is not split for
+# more of them, and the shortest part that is worth being added up.
 ENOUGH_PROGRAMS = 64
-MANY_PROGRAMS = 4 * MULTIPROCESSORS
-LONG_PART = 4096, 2048
+LONG_PART = 4096
+SHORT_PART = 1024
 
-# What programs may fetch before the kernel ahead has ended. Too much of it takes bandwidth from the
-# kernel that runs, and a large weight keeps the device busy from kernel to kernel anyway.
-LINE = 64  # elements
-FEW_ROWS_AHEAD = 2 << 20  # bytes, over all programs
+# Weights of so many elements keep the device busy from kernel to kernel.
+BUSY_ELEMENTS = 1 << 24
+SMALL_ELEMENTS = 1 << 23
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """What one program takes: ``tile_n`` output by ``tile_k`` input features at a time."""
+    """What one program of one row takes: ``tile_n`` output by ``tile_k`` input features a time."""
 
     tile_n: int
     tile_k: int
-    splits: int = 1
     num_warps: int = 4
-    num_stages: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """What one program of few rows does.
+
+    It gives ``columns`` output features, at most ``TILE_N``, of which it always reads that many:
+    fewer spread the work over all multiprocessors. Tiles of ``tile_k`` input features lie in
+    ``num_stages`` slots.
+    """
+
+    columns: int
+    tile_k: int
+    num_stages: int
+    splits: int = 1
 
 
 def most_rows(num_elements: int, *, gated: bool) -> int:
@@ -47,19 +65,15 @@ def most_rows(num_elements: int, *, gated: bool) -> int:
 
 
 def lanes_of(num_rows: int) -> int:
-    """Rows that the matrix units compute for ``num_rows``: 16, 32, 64 or 128."""
-    return max(16, 1 << (num_rows - 1).bit_length())
+    """Rows that the matrix units compute for ``num_rows``: 8, 16, 32, 64 or 128."""
+    return max(8, 1 << (num_rows - 1).bit_length())
 
 
 def halves_norm(num_rows: int, size: int) -> bool:
-    """Whether a norm of so many rows of ``size`` is half in each of the products around it.
-
-    Where few rows meet large weights it is not: while a kernel norms, the product behind it has
-    the memory to itself for what it fetches ahead.
-    """
-    lanes = lanes_of(num_rows)
-    fits = -(-size // TILE_N) * lanes <= MAX_SQUARES
-    return 1 < num_rows <= FEW_ROWS and fits and (lanes > 16 or size <= NARROW)
+    """Whether a norm of so many rows of ``size`` is half in each of the products around it."""
+    num_tiles = -(-size // _columns(size))
+    squares = (1 << (num_tiles - 1).bit_length()) * lanes_of(num_rows)
+    return 1 < num_rows <= FEW_ROWS and squares <= MAX_SQUARES
 
 
 def one_row_tiles(in_size: int, *, gated: bool) -> Tiles:
@@ -76,35 +90,52 @@ def normed_row_tiles(in_size: int, *, gated: bool) -> Tiles:
     return Tiles(tile_n, min(4096, 1 << (in_size - 1).bit_length()))
 
 
-def few_rows_tiles(out_size: int, in_size: int, lanes: int, *, gated: bool) -> Tiles:
-    """One program a multiprocessor where the weight allows it, with much in flight.
-
-    Programs that start early take the first place they find: two that fit beside each other would
-    share one multiprocessor while another idles.
+def few_rows_ring(out_size: int, in_size: int, lanes: int, *, gated: bool) -> Ring:
+    """One program a multiprocessor with much in flight, or two where there are so many.
 
     Args:
         out_size: output features; of a gated product, half the rows of its weight.
     """
-    num_tiles = -(-out_size // TILE_N)
-    if not gated and num_tiles >= MANY_PROGRAMS:
-        return Tiles(TILE_N, 128)
-    if not gated:
-        splits = _splits(num_tiles, in_size, LONG_PART[lanes > 16])
-        return Tiles(TILE_N, 256 if lanes <= 32 else 128, splits, num_stages=4)
-    if lanes == MAX_ROWS:
-        return Tiles(TILE_N, 64)
-    # Of 32 rows no second program fits beside one of three stages either.
-    deep = lanes == 32 or (lanes < 32 and num_tiles <= MULTIPROCESSORS)
-    return Tiles(TILE_N, 128, num_stages=4 if deep else 3)
+    columns, shared = _columns(out_size), _share(out_size)
+    num_bytes = SHARED_BYTES if shared else ALONE_BYTES[gated]
+    if not gated and lanes >= 32 and out_size * in_size < SMALL_ELEMENTS:
+        num_bytes = SMALL_BYTES
+    splits = 1 if gated else _splits(-(-out_size // columns), in_size)
+    part_size = -(-in_size // splits)
+    most = num_bytes // (2 * (TILE_N * (1 + gated) + lanes))  # input features
+    tile_k = _tile_k(most, part_size)
+    return Ring(columns, tile_k, min(most // tile_k, -(-part_size // tile_k)), splits)
 
 
-def _splits(num_tiles: int, in_size: int, long_part: int) -> int:
+def _tile_k(most: int, part_size: int) -> int:
+    """Large tiles, each waited for once, where a ring of ``most`` holds a whole part of the sum."""
+    if 256 < part_size and -(-part_size // 256) * 256 <= most:
+        return 256
+    return 128 if most >= 3 * 128 else 64
+
+
+def _share(out_size: int) -> bool:
+    """Whether programs are two a multiprocessor."""
+    return -(-out_size // TILE_N) > MULTIPROCESSORS
+
+
+def _columns(out_size: int) -> int:
+    """So many that all multiprocessors have as much work, if that is near a tile."""
+    even = -(-out_size // (8 * MULTIPROCESSORS * (1 + _share(out_size)))) * 8
+    return even if LEAST_COLUMNS <= even <= TILE_N else TILE_N
+
+
+def _splits(num_tiles: int, in_size: int) -> int:
     """Adding up takes time: a sum is split for want of programs, or where its parts are long."""
-    wanted = max(-(-ENOUGH_PROGRAMS // num_tiles), -(-in_size // long_part))
-    return max(1, min(wanted, MULTIPROCESSORS // num_tiles, in_size // 256))
+    wanted = max(-(-ENOUGH_PROGRAMS // num_tiles), -(-in_size // LONG_PART))
+    return max(1, min(wanted, MULTIPROCESSORS // num_tiles, in_size // SHORT_PART))
 
 
-def few_rows_ahead(num_parts: int, part_size: int) -> int:
-    """Elements of each of ``num_parts`` parts of rows, in whole lines."""
-    lines = min(FEW_ROWS_AHEAD // (2 * LINE * num_parts), -(-part_size // LINE))
-    return max(1, lines) * LINE
+def starts_next_first(num_elements: int, lanes: int) -> bool:
+    """Whether a product lets the next kernel start before it waits for the one ahead of it.
+
+    The next one is then there in time; but of many rows its programs take room from this one's.
+    """
+    if lanes == 1:
+        return num_elements < SMALL_ELEMENTS
+    return lanes == 8 or num_elements >= BUSY_ELEMENTS

@@ -16,7 +16,7 @@ def _rms_norm_kernel(
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     live = columns < SIZE
-    follow(CHAINED)
+    follow(CHAINED, NEXT_FIRST=True)
     x = tl.load(x_ptr + row * ROW + columns, mask=live, other=0.0).to(tl.float32)
     weight = tl.load(weight_ptr + columns, mask=live, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(x * x, 0) / SIZE + eps)
@@ -33,7 +33,7 @@ def _add_rms_norm_kernel(
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     live = columns < SIZE
-    follow(CHAINED)
+    follow(CHAINED, NEXT_FIRST=True)
     x = tl.load(x_ptr + row * X_ROW + columns, mask=live, other=0.0).to(tl.float32)
     residual = tl.load(residual_ptr + row * RESIDUAL_ROW + columns, mask=live, other=0.0)
     weight = tl.load(weight_ptr + columns, mask=live, other=0.0).to(tl.float32)

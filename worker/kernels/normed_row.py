@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lockstep.comm.all_reduce.base import AddNorm
 from lockstep.worker.kernels.chain import chained, follow
-from lockstep.worker.kernels.linear_tiles import normed_row_tiles
+from lockstep.worker.kernels.linear_tiles import normed_row_tiles, starts_next_first
 from lockstep.worker.kernels.one_row import (
     leave_columns,
     load_numbers,
@@ -34,14 +34,14 @@ def _add(total_ptr, x_ptr, residual_ptr, at, SIZE: tl.constexpr):
 def _normed_one_row_kernel(
     out_ptr, total_ptr, x_ptr, residual_ptr, norm_ptr, w_ptr, bias_ptr, eps,
     OUT: tl.constexpr, SIZE: tl.constexpr, GATED: tl.constexpr, HAS_BIAS: tl.constexpr,
-    TILE_N: tl.constexpr, TILE_K: tl.constexpr, CHAINED: tl.constexpr,
+    TILE_N: tl.constexpr, TILE_K: tl.constexpr, NEXT_FIRST: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     columns, live_columns = take_columns(OUT, TILE_N)
     at = tl.arange(0, TILE_K)
     # Nobody writes weights: the first of them are here when the kernel ahead ends.
     w, up_w = load_weights(w_ptr, columns, at, OUT, SIZE, GATED)
     norm = load_numbers(norm_ptr, at, SIZE)
-    follow(CHAINED)
+    follow(CHAINED, NEXT_FIRST)
     total = _add(total_ptr, x_ptr, residual_ptr, at, SIZE)
     squares, x = total * total, total * norm
     products = w.to(tl.float32) * x[None, :]
@@ -82,6 +82,7 @@ def normed_row(
     _normed_one_row_kernel[(triton.cdiv(out_size, tiles.tile_n),)](
         out, total, x, residual, norm.weight, weight, weight if bias is None else bias, norm.eps,
         OUT=out_size, SIZE=size, GATED=gated, HAS_BIAS=bias is not None,
-        TILE_N=tiles.tile_n, TILE_K=tiles.tile_k, num_warps=tiles.num_warps, **chained(),
+        TILE_N=tiles.tile_n, TILE_K=tiles.tile_k, NEXT_FIRST=starts_next_first(weight.numel(), 1),
+        num_warps=tiles.num_warps, **chained(),
     )  # fmt: skip
     return out, total

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lockstep.worker.kernels.chain import chained, follow
-from lockstep.worker.kernels.linear_tiles import Tiles, one_row_tiles
+from lockstep.worker.kernels.linear_tiles import Tiles, one_row_tiles, starts_next_first
 
 
 @triton.jit
@@ -54,13 +54,14 @@ def leave_columns(
 @triton.jit
 def _one_row_kernel(
     out_ptr, x_ptr, w_ptr, bias_ptr, OUT: tl.constexpr, SIZE: tl.constexpr, GATED: tl.constexpr,
-    HAS_BIAS: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, CHAINED: tl.constexpr,
+    HAS_BIAS: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, NEXT_FIRST: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
     columns, live_columns = take_columns(OUT, TILE_N)
     at = tl.arange(0, TILE_K)
     # Nobody writes weights: the first of them are here when the kernel ahead ends.
     w, up_w = load_weights(w_ptr, columns, at, OUT, SIZE, GATED)
-    follow(CHAINED)
+    follow(CHAINED, NEXT_FIRST)
     x = load_numbers(x_ptr, at, SIZE)
     products = w.to(tl.float32) * x[None, :]
     up_products = up_w.to(tl.float32) * x[None, :]
@@ -94,6 +95,7 @@ def one_row(
     _one_row_kernel[(triton.cdiv(out_size, tiles.tile_n),)](
         out, x, weight, weight if bias is None else bias,
         OUT=out_size, SIZE=in_size, GATED=gated, HAS_BIAS=bias is not None,
-        TILE_N=tiles.tile_n, TILE_K=tiles.tile_k, num_warps=tiles.num_warps, **chained(),
+        TILE_N=tiles.tile_n, TILE_K=tiles.tile_k, NEXT_FIRST=starts_next_first(weight.numel(), 1),
+        num_warps=tiles.num_warps, **chained(),
     )  # fmt: skip
     return out

@@ -68,7 +68,7 @@ def _sum_norm_kernel(
     inside = columns < SIZE
     weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
     own = tl.load(addresses_ptr + rank)
-    follow(CHAINED)
+    follow(CHAINED, NEXT_FIRST=True)
     epoch = 0
     for turn in range(turns):
         row = first + turn * stride
