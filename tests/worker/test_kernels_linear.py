@@ -10,7 +10,7 @@ DEVICE = kernel_device()
 
 from lockstep.parallel.placement import TorchLinear  # noqa: E402
 from lockstep.worker.kernels.few_rows import FewRows  # noqa: E402
-from lockstep.worker.kernels.linear import FewRowsLinear, KernelLinear  # noqa: E402
+from lockstep.worker.kernels.linear import FewRowsLinear, KernelLinear, has_units  # noqa: E402
 from lockstep.worker.kernels.linear_tiles import (  # noqa: E402
     MAX_ROWS,
     MULTIPROCESSORS,
@@ -112,6 +112,19 @@ def test_any_number_of_rows_is_that_of_torch(rows: int) -> None:
         (ours.gated(x, weight, bias), plain.gated(x, weight, bias)),
     ):
         torch.testing.assert_close(got, expected, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("major, served", [(8, False), (9, True), (10, False)])
+def test_gpus_other_than_hopper_are_left_to_cublas(
+    major: int, served: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, 0))
+    has_units.cache_clear()
+    try:
+        assert has_units(torch.device("cuda", 7)) is served
+        assert has_units(torch.device("cpu"))
+    finally:
+        has_units.cache_clear()
 
 
 @pytest.mark.parametrize("given", [False, True])

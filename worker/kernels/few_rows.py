@@ -101,11 +101,71 @@ def _meet():
 
 
 @gluon.jit
+def _multiply(
+    w_tiles, x_tiles, ring, up_ring, x_ring, bars, first, begin, num_tiles,
+    OUT: gl.constexpr, GATED: gl.constexpr, LANES: gl.constexpr, TILE_K: gl.constexpr,
+    STAGES: gl.constexpr, STAGE_BYTES: gl.constexpr,
+):  # fmt: skip
+    """Sums [features, LANES] over all tiles, of the weights and of up; up's are 0 if plain.
+
+    The first tiles are on their way to the ring's slots.
+    """
+    UNITS: gl.constexpr = _units(LANES, gl.num_warps())
+    acc = gl.zeros([_TILE, LANES], gl.float32, UNITS)
+    up_acc = gl.zeros([_TILE, LANES], gl.float32, UNITS)
+    for i in range(num_tiles):
+        slot = i % STAGES
+        mbarrier.wait(bars.index(slot), i // STAGES & 1)
+        x = x_ring.index(slot).permute((1, 0))
+        acc = warpgroup_mma(ring.index(slot), x, acc, is_async=True)
+        # The tile before this one is used up once no more than this one's products run.
+        if GATED:
+            up_acc = warpgroup_mma(up_ring.index(slot), x, up_acc, is_async=True)
+            acc, up_acc = warpgroup_mma_wait(2, deps=[acc, up_acc])
+        else:
+            acc = warpgroup_mma_wait(1, deps=[acc])
+        ahead = i - 1 + STAGES
+        free, k = ahead % STAGES, begin + ahead * TILE_K
+        wanted = (i > 0) & (ahead < num_tiles)
+        _ask_weights(w_tiles, ring, up_ring, bars, free, first, k, wanted, OUT, GATED, STAGE_BYTES)
+        _ask_rows(x_tiles, x_ring, bars, free, k, wanted)
+    if GATED:
+        acc, up_acc = warpgroup_mma_wait(0, deps=[acc, up_acc])
+    else:
+        acc = warpgroup_mma_wait(0, deps=[acc])
+    return acc, up_acc
+
+
+@gluon.jit
+def _leave_part(parts, split, y, up, GATED: gl.constexpr, PART: gl.constexpr):
+    """Store the sums of this split; those of up behind them."""
+    gl.store(parts + split * PART, y)
+    if GATED:
+        gl.store(parts + split * PART + PART // 2, up)
+    # All threads' parts come before the one thread's release that follows.
+    _meet()
+
+
+@gluon.jit
 def _add_parts(parts, SPLITS: gl.constexpr, PART: gl.constexpr):
     total = gl.load(parts, cache_modifier=".cg")
     for part in gl.static_range(1, SPLITS):
         total += gl.load(parts + part * PART, cache_modifier=".cg")
     return total
+
+
+@gluon.jit
+def _finish(
+    y, up, bias_ptr, columns, mine, OUT: gl.constexpr, GATED: gl.constexpr, HAS_BIAS: gl.constexpr
+):  # fmt: skip
+    """y, or silu(y) * up, of sums without their bias."""
+    if HAS_BIAS:
+        y += gl.load(bias_ptr + columns, mask=mine, other=0.0).to(gl.float32)[:, None]
+    if GATED:
+        if HAS_BIAS:
+            up += gl.load(bias_ptr + OUT + columns, mask=mine, other=0.0).to(gl.float32)[:, None]
+        y = y / (1.0 + gl.exp(-y)) * up
+    return y
 
 
 @gluon.jit(do_not_specialize=["num_rows"])
@@ -117,10 +177,9 @@ def _few_rows_kernel(
     residual_ptr=None, norm_ptr=None, total_ptr=None, squares_ptr=None, eps=0.0,
     NUM_SQUARES: gl.constexpr = 0,
 ):  # fmt: skip
-    UNITS: gl.constexpr = _units(LANES, gl.num_warps())
     FLAT: gl.constexpr = _flat(LANES, gl.num_warps())
-    ROWS: gl.constexpr = 2 if GATED else 1
-    STAGE_BYTES: gl.constexpr = (ROWS * _TILE + LANES) * TILE_K * 2
+    WEIGHTS: gl.constexpr = 2 if GATED else 1
+    STAGE_BYTES: gl.constexpr = (WEIGHTS * _TILE + LANES) * TILE_K * 2
     tile, split = gl.program_id(0), gl.program_id(1)
     first, begin = tile * COLUMNS, split * SPLIT_SIZE
     num_tiles = gl.cdiv(gl.minimum(SPLIT_SIZE, SIZE - begin), TILE_K)
@@ -153,58 +212,28 @@ def _few_rows_kernel(
         norm_weight = gl.load(norm_ptr + columns, mask=mine, other=0.0)
     if NUM_SQUARES > 0:
         squares = _load_squares(squares_ptr, NUM_SQUARES, LANES)
-
-    acc = gl.zeros([_TILE, LANES], gl.float32, UNITS)
-    up_acc = gl.zeros([_TILE, LANES], gl.float32, UNITS)
-    for i in range(num_tiles):
-        slot = i % STAGES
-        mbarrier.wait(bars.index(slot), i // STAGES & 1)
-        x = x_ring.index(slot).permute((1, 0))
-        acc = warpgroup_mma(ring.index(slot), x, acc, is_async=True)
-        # The tile before this one is used up once no more than this one's products run.
-        if GATED:
-            up_acc = warpgroup_mma(up_ring.index(slot), x, up_acc, is_async=True)
-            acc, up_acc = warpgroup_mma_wait(2, deps=[acc, up_acc])
-        else:
-            acc = warpgroup_mma_wait(1, deps=[acc])
-        ahead = i - 1 + STAGES
-        free, k = ahead % STAGES, begin + ahead * TILE_K
-        wanted = (i > 0) & (ahead < num_tiles)
-        _ask_weights(w_tiles, ring, up_ring, bars, free, first, k, wanted, OUT, GATED, STAGE_BYTES)
-        _ask_rows(x_tiles, x_ring, bars, free, k, wanted)
-    if GATED:
-        acc, up_acc = warpgroup_mma_wait(0, deps=[acc, up_acc])
-    else:
-        acc = warpgroup_mma_wait(0, deps=[acc])
-
-    y, up = gl.convert_layout(acc, FLAT), gl.convert_layout(up_acc, FLAT)
+    y, up = _multiply(
+        w_tiles, x_tiles, ring, up_ring, x_ring, bars, first, begin, num_tiles,
+        OUT, GATED, LANES, TILE_K, STAGES, STAGE_BYTES,
+    )  # fmt: skip
+    y, up = gl.convert_layout(y, FLAT), gl.convert_layout(up, FLAT)
     if SPLITS > 1:
-        PART: gl.constexpr = ROWS * _TILE * LANES
+        PART: gl.constexpr = WEIGHTS * _TILE * LANES
         inside = (columns - first)[:, None] + lanes[None, :] * _TILE
         parts = part_ptr + tile.to(gl.int64) * (SPLITS * PART) + inside
-        gl.store(parts + split * PART, y)
-        if GATED:
-            gl.store(parts + split * PART + _TILE * LANES, up)
-        # All threads' parts come before the one thread's release below.
-        _meet()
+        _leave_part(parts, split, y, up, GATED, PART)
         if gl.atomic_add(arrivals_ptr + tile, 1, sem="acq_rel") != SPLITS - 1:
             return
         gl.store(arrivals_ptr + tile, 0)
         y = _add_parts(parts, SPLITS, PART)
         if GATED:
-            up = _add_parts(parts + _TILE * LANES, SPLITS, PART)
+            up = _add_parts(parts + PART // 2, SPLITS, PART)
     if NUM_SQUARES > 0:
         scale = gl.rsqrt(gl.sum(squares, 0) / SIZE + eps)
         scale = gl.convert_layout(scale, gl.SliceLayout(0, FLAT))[None, :]
         y *= scale
         up *= scale
-    if HAS_BIAS:
-        y += gl.load(bias_ptr + columns, mask=mine, other=0.0).to(gl.float32)[:, None]
-    if GATED:
-        if HAS_BIAS:
-            up += gl.load(bias_ptr + OUT + columns, mask=mine, other=0.0).to(gl.float32)[:, None]
-        y = y / (1.0 + gl.exp(-y)) * up
-    y = y.to(out_ptr.dtype.element_ty)
+    y = _finish(y, up, bias_ptr, columns, mine, OUT, GATED, HAS_BIAS).to(out_ptr.dtype.element_ty)
     if residual_ptr is not None:
         # The norm must see what later layers will see: the sum after rounding.
         total = (y.to(gl.float32) + residual.to(gl.float32)).to(total_ptr.dtype.element_ty)

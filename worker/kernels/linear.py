@@ -3,6 +3,8 @@
 For few rows the time of y = x W^T is that of reading W once.
 """
 
+import functools
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -31,6 +33,7 @@ class FewRowsLinear:
         """x [rows, in_size] and weight [out_size, in_size], both of one half type."""
         return (
             not torch.compiler.is_compiling()
+            and has_units(x.device)
             and 0 < x.shape[0] <= MAX_ROWS
             and x.dtype == weight.dtype
             and x.element_size() == 2
@@ -82,6 +85,12 @@ class FewRowsLinear:
     ) -> Tensor:
         run = one_row if x.shape[0] == 1 else self._few_rows
         return run(x, weight, bias, gated=gated, out=out)
+
+
+@functools.cache
+def has_units(device: torch.device) -> bool:
+    """False on GPUs that are not Hopper: the kernel of several rows is for its matrix units."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] == 9
 
 
 def _has_aligned_rows(x: Tensor) -> bool:
