@@ -12,7 +12,7 @@ import sys
 
 from hopper import compile_for_hopper, stack_bytes, tiles_type
 
-from lockstep.worker.kernels.few_rows import _few_rows_kernel
+from lockstep.worker.kernels.few_rows_kernel import few_rows_kernel
 from lockstep.worker.kernels.linear_tiles import TILE_N, Ring, few_rows_ring, starts_next_first
 
 _ADDING = ("residual_ptr", "norm_ptr", "total_ptr", "squares_ptr")
@@ -56,7 +56,7 @@ def facts(out_size: int, in_size: int, lanes: int, end: str) -> dict[str, object
         "eps": "fp32", "out_ptr": "*fp32" if end == "wide" else "*bf16",
     }  # fmt: skip
     constants = _constants(ring, out_size, in_size, lanes, end)
-    compiled = compile_for_hopper(_few_rows_kernel, types, constants, num_warps=4)
+    compiled = compile_for_hopper(few_rows_kernel, types, constants, num_warps=4)
     ptx = compiled.asm["ptx"]
     return {
         "stores": sorted(set(re.findall(r"st\.global[.\w]*", ptx))),

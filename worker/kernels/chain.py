@@ -30,9 +30,9 @@ def follow(CHAINED: tl.constexpr, NEXT_FIRST: tl.constexpr = False):
         tl.extra.cuda.gdc_launch_dependents()
 
 
-def chained(*, pays: bool = True) -> dict[str, bool]:
-    """Launch options of a kernel that calls ``follow``; not chained where it does not pay."""
-    on = pays and has_dependent_launch()
+def chained() -> dict[str, bool]:
+    """Launch options of a kernel that calls ``follow``."""
+    on = has_dependent_launch()
     return {"CHAINED": on, "launch_pdl": on}
 
 

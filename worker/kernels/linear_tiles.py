@@ -30,7 +30,8 @@ ENOUGH_PROGRAMS = 64
 LONG_PART = 4096
 SHORT_PART = 1024
 
-# Weights of so many elements keep the device busy from kernel to kernel.
+# Weights of so many elements keep the device busy from kernel to kernel; those of fewer than so
+# many are read before the next kernel can have come.
 BUSY_ELEMENTS = 1 << 24
 SMALL_ELEMENTS = 1 << 23
 

@@ -27,7 +27,7 @@ ROLES = (
     ("tail", r"_finish_kernel"),
     ("all_reduce", r"all_?reduce|one_shot|two_shot"),
     ("split_sum", r"splitkreduce"),
-    (LINEAR, r"_one_row_kernel|_few_rows_kernel|gemm|gemv|nvjet|cutlass|^aten::(?:mm|addmm)$"),
+    (LINEAR, r"_one_row_kernel|few_rows_kernel|gemm|gemv|nvjet|cutlass|^aten::(?:mm|addmm)$"),
     ("copy", r"^memcpy|^memset|^aten::(?:copy_|fill_|zero_)$"),
 )  # fmt: skip
 _COMPILED = [(role, re.compile(pattern, re.IGNORECASE)) for role, pattern in ROLES]
@@ -48,7 +48,7 @@ def roles_of(names: Sequence[str], num_layers: int) -> list[str | None]:
 
 def is_gated(name: str) -> bool:
     """True for products that are one kernel with the SiLU behind them."""
-    return "_one_row_kernel" in name or "_few_rows_kernel" in name
+    return "_one_row_kernel" in name or "few_rows_kernel" in name
 
 
 def adds_residual(name: str, role: str | None, follower: str) -> bool:
@@ -57,7 +57,7 @@ def adds_residual(name: str, role: str | None, follower: str) -> bool:
     That of one row is in the product that reads it. That of few is in the one that makes it, so a
     product follows and no norm.
     """
-    makes_it = role in ("o", "down") and all("_few_rows_kernel" in n for n in (name, follower))
+    makes_it = role in ("o", "down") and all("few_rows_kernel" in n for n in (name, follower))
     return makes_it or "_normed_one_row_kernel" in name
 
 
