@@ -39,9 +39,17 @@ def tiles_type(*shape: int) -> str:
 
 def stack_bytes(compiled: CompiledKernel) -> int:
     """What a thread keeps in memory because its registers are too few."""
+    return sum(map(int, re.findall(r"(?:STACK|LOCAL):(\d+)", _usage(compiled))))
+
+
+def registers(compiled: CompiledKernel) -> int:
+    """Of a thread."""
+    return max(map(int, re.findall(r"REG:(\d+)", _usage(compiled))))
+
+
+def _usage(compiled: CompiledKernel) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
         command = [knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
-        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return sum(map(int, re.findall(r"(?:STACK|LOCAL):(\d+)", usage)))
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -14,6 +14,7 @@ DEVICE = kernel_device()
 
 from lockstep.worker.attention.triton import TritonAttention  # noqa: E402
 from lockstep.worker.kernels import rope  # noqa: E402
+from lockstep.worker.kernels.warp_attention import WarpAttention  # noqa: E402
 from lockstep.worker.rotation import Rotation  # noqa: E402
 
 pytestmark = kernel_marks()
@@ -122,7 +123,8 @@ def test_rotation_over_model_shapes(
     new_case = partial(a_case, shape, contexts, dtype)
     (out, cache), (wanted_out, wanted_cache) = both_ways(new_case, norm=False, window=100)
     torch.testing.assert_close(cache, wanted_cache, rtol=0, atol=0, equal_nan=True)
-    # A product of float32 is a sum whose order is the compiler's.
-    limit = TOLERANCE[dtype] if dtype is torch.float32 else 0
+    # A product of float32 is a sum whose order is the compiler's; another kernel cuts otherwise.
+    same = dtype is not torch.float32 and not WarpAttention.fits(new_case().sizes())
+    limit = 0 if same else TOLERANCE[dtype]
     torch.testing.assert_close(out, wanted_out, rtol=limit, atol=limit)
     assert_close(*both_ways(new_case, norm=True))

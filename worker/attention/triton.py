@@ -9,6 +9,7 @@ from lockstep.worker.kernels.chunks import DecodeWorkspace
 from lockstep.worker.kernels.decode_attention import decode_attention
 from lockstep.worker.kernels.prefill_attention import prefill_attention
 from lockstep.worker.kernels.store_kv import store_kv
+from lockstep.worker.kernels.warp_attention import WarpAttention
 from lockstep.worker.rotation import Rotation
 
 
@@ -30,6 +31,7 @@ class TritonAttention:
             sizes.head_dim,
             sizes.device,
         )
+        self._by_warps = WarpAttention(sizes) if WarpAttention.fits(sizes) else None
 
     def rotates(self, metadata: AttentionMetadata, num_tokens: int) -> bool:
         return metadata.is_decode(num_tokens)
@@ -47,6 +49,12 @@ class TritonAttention:
         rotation: Rotation | None = None,
         out: Tensor,
     ) -> None:
+        if rotation is not None and self._by_warps is not None:
+            self._by_warps(
+                q, k, v, layer_kv, metadata,
+                scale=scale, window=window, rotation=rotation, out=out,
+            )  # fmt: skip
+            return
         if not metadata.is_decode(q.shape[0]):
             store_kv(k, v, layer_kv, metadata.slots)
             prefill_attention(q, layer_kv, metadata, scale=scale, window=window, out=out)

@@ -114,7 +114,7 @@ class DecodeWorkspace:
             partial_max=torch.empty(shape, dtype=torch.float32, device=device),
             partial_sum=torch.empty(shape, dtype=torch.float32, device=device),
             arrivals=torch.zeros((max_rows, num_kv_heads), dtype=torch.int32, device=device),
-            num_sms=_num_sms(device),
+            num_sms=num_multiprocessors(device),
         )
 
     def num_programs(self, num_rows: int, max_context_len: int) -> int:
@@ -143,7 +143,7 @@ class DecodeWorkspace:
             raise ValueError(f"num_rows must be at most {limit} (workspace), got {num_rows}")
 
 
-def _num_sms(device: torch.device) -> int:
+def num_multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
         return 4
     count: int = torch.cuda.get_device_properties(device).multi_processor_count

@@ -14,7 +14,7 @@ LM_HEAD = "lm_head"
 
 # (role, pattern): the first that matches counts.
 ROLES = (
-    ("attention", r"_decode_attention_kernel"),
+    ("attention", r"_decode_attention_kernel|warp_attention_kernel"),
     ("sum_norm", r"_sum_norm_kernel"),
     ("add_norm", r"_add_rms_norm_kernel"),
     ("norm", r"_rms_norm_kernel"),
