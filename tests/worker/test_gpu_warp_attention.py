@@ -83,7 +83,7 @@ def rotated(case: PagedCase, rotation: Rotation) -> PagedCase:
 
 def attend(case: PagedCase, rotation: Rotation, window: int | None = None) -> Tensor:
     """Twice, since the second meets what the first has left."""
-    out = torch.full_like(case.q, float("nan")).contiguous()
+    out = torch.full(case.q.shape, float("nan"), dtype=case.q.dtype, device="cuda")
     kernel = WarpAttention(case.sizes())
     for _ in range(2):
         kernel(
@@ -166,7 +166,10 @@ def test_a_captured_call_follows_contexts_and_repeats_bit_for_bit(rows: int) -> 
     """Replayed for other lengths than those at capture, against a fresh eager call."""
     case = a_case(SHAPES[1], ([3000, 1, 700, 129, 40] * 30)[:rows])
     rotation, kernel = a_rotation(case, norm=True), WarpAttention(case.sizes())
-    lengths, out = case.metadata.context_lens.clone(), torch.empty_like(case.q).contiguous()
+    lengths, out = (
+        case.metadata.context_lens.clone(),
+        torch.zeros(case.q.shape, dtype=case.q.dtype, device="cuda"),
+    )
 
     def call(into: Tensor) -> None:
         kernel(
@@ -209,7 +212,7 @@ def test_the_backend_takes_it_for_rotating_rows() -> None:
     """Its bits are those of the kernel alone; the general kernel cuts contexts otherwise."""
     case = a_case(SHAPES[0])
     rotation = a_rotation(case, norm=False)
-    out = torch.empty_like(case.q).contiguous()
+    out = torch.zeros(case.q.shape, dtype=case.q.dtype, device="cuda")
     TritonAttention(case.sizes()).forward(
         case.q, case.k, case.v, case.cache.layer(0), case.metadata,
         scale=SCALE, window=None, rotation=rotation, out=out,
