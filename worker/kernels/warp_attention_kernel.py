@@ -26,8 +26,6 @@ _LONG_CHUNK: gl.constexpr = gl.constexpr(warp_share.LONG_CHUNK)
 _MAX_CHUNKS: gl.constexpr = gl.constexpr(warp_share.MAX_CHUNKS)
 # Of no keys: finite, since two of them are subtracted.
 _LEAST: gl.constexpr = gl.constexpr(-1e30)
-# Chunks whose partial results are on their way together.
-_AT_ONCE: gl.constexpr = gl.constexpr(8)
 
 
 @gluon.constexpr_function
@@ -246,11 +244,12 @@ def _merge_parts(
 ):  # fmt: skip
     """``result`` and all chunks, in order; .cg skips a possibly stale L1."""
     LAYOUT: gl.constexpr = _heads(gl.num_warps(), HEAD_DIM)
+    AT_ONCE: gl.constexpr = 2 * gl.num_warps()  # on their way together
     heads = gl.arange(0, HEADS, gl.SliceLayout(1, LAYOUT))
     dims = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, LAYOUT))[None, :]
     highest, total, acc = result
-    for first in range(0, num_chunks, _AT_ONCE):
-        for i in gl.static_range(_AT_ONCE):
+    for first in range(0, num_chunks, AT_ONCE):
+        for i in gl.static_range(AT_ONCE):
             used = (first + i < num_chunks) & (heads < GROUP)
             place = (first_head + heads) * _MAX_CHUNKS + first + i
             other_max = gl.load(parts[0] + place, mask=used, other=_LEAST, cache_modifier=".cg")
