@@ -13,7 +13,7 @@ import sys
 from hopper import compile_for_hopper, stack_bytes, tiles_type
 
 from lockstep.worker.kernels.few_rows_kernel import few_rows_kernel
-from lockstep.worker.kernels.linear_tiles import TILE_N, Ring, few_rows_ring, starts_next_first
+from lockstep.worker.kernels.linear_tiles import Ring, few_rows_ring, starts_next_first
 
 _ADDING = ("residual_ptr", "norm_ptr", "total_ptr", "squares_ptr")
 _NO_NORM = dict.fromkeys(_ADDING)
@@ -51,12 +51,12 @@ def facts(out_size: int, in_size: int, lanes: int, end: str) -> dict[str, object
     """Forms of its global stores, bytes on the stack and in shared memory, and ``_MARKS``."""
     ring = few_rows_ring(out_size, in_size, lanes, gated=bool(_ENDS[end].get("GATED")))
     types = {
-        "x_tiles": tiles_type(lanes, ring.tile_k), "w_tiles": tiles_type(TILE_N, ring.tile_k),
+        "x_tiles": tiles_type(lanes, ring.tile_k), "w_tiles": tiles_type(ring.tile_n, ring.tile_k),
         "part_ptr": "*fp32", "arrivals_ptr": "*i32", "num_rows": "i32", "squares_ptr": "*fp32",
         "eps": "fp32", "out_ptr": "*fp32" if end == "wide" else "*bf16",
     }  # fmt: skip
     constants = _constants(ring, out_size, in_size, lanes, end)
-    compiled = compile_for_hopper(few_rows_kernel, types, constants, num_warps=4)
+    compiled = compile_for_hopper(few_rows_kernel, types, constants, num_warps=ring.num_warps)
     ptx = compiled.asm["ptx"]
     return {
         "stores": sorted(set(re.findall(r"st\.global[.\w]*", ptx))),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 from compiled import needs_compiler, printed_by
 
-from lockstep.worker.kernels.linear_tiles import TILE_N, Ring, few_rows_ring
+from lockstep.worker.kernels.linear_tiles import Ring, few_rows_ring
 
 pytestmark = needs_compiler()
 
@@ -42,6 +42,7 @@ CASES = [
     Case(14336, 4096, 64, "normed", next_first=True),
     Case(3072, 1024, 16, "gated", next_first=False),
     Case(7168, 4096, 128, "gated", next_first=True),
+    Case(14336, 4096, 128, "gated", next_first=True),
     Case(1024, 2048, 32, "plain", next_first=False),
     Case(128256, 4096, 32, "wide", next_first=True),
 ]
@@ -80,7 +81,7 @@ def test_registers_hold_everything(code: Code) -> None:
 
 def test_nothing_but_the_ring_and_its_barriers_takes_shared_memory(code: Code) -> None:
     case, ring = code.case, code.case.ring
-    feature_bytes = 2 * (TILE_N * (1 + case.gated) + case.lanes)
+    feature_bytes = 2 * (ring.tile_n * (1 + case.gated) + case.lanes)
     assert code.shared == ring.num_stages * (feature_bytes * ring.tile_k + 8)
 
 

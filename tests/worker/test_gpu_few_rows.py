@@ -27,7 +27,10 @@ SHAPES = {
     "56 columns, rings filled again": (7001, 1032),
     "two programs a multiprocessor": (17000, 200),
 }
-RINGS = [Ring(48, 128, 4), Ring(56, 64, 2), Ring(64, 64, 6), Ring(64, 128, 2)]
+RINGS = [
+    Ring(48, 128, 4), Ring(56, 64, 2), Ring(64, 64, 6), Ring(64, 128, 2),
+    Ring(112, 64, 3, tile_n=128), Ring(96, 128, 2, tile_n=128),
+]  # fmt: skip
 
 
 def _exact(x: Tensor, weight: Tensor, bias: Tensor | None, *, gated: bool) -> Tensor:

@@ -21,7 +21,6 @@ from lockstep.parallel.placement import NormedSum
 from lockstep.worker.kernels.chain import chained
 from lockstep.worker.kernels.few_rows_kernel import few_rows_kernel
 from lockstep.worker.kernels.linear_tiles import (
-    TILE_N,
     Ring,
     few_rows_ring,
     lanes_of,
@@ -30,7 +29,6 @@ from lockstep.worker.kernels.linear_tiles import (
 
 MAX_SPLIT_TILES = 256
 _PART_FLOATS = 1 << 21
-_WARPS = 4  # as many as one instruction of the matrix units is shared by
 
 
 def _tiles(matrix: Tensor, rows: int, width: int) -> TensorDescriptor:
@@ -130,16 +128,16 @@ class FewRows:
         num_tiles = triton.cdiv(out_size, ring.columns)
         split_size = triton.cdiv(in_size, ring.splits * ring.tile_k) * ring.tile_k
         splits = triton.cdiv(in_size, split_size)
-        self._check_space(num_tiles, splits, lanes * TILE_N * (1 + gated))
+        self._check_space(num_tiles, splits, lanes * ring.tile_n * (1 + gated))
         if out is None:
             out = torch.empty((num_rows, out_size), dtype=x.dtype, device=x.device)
         few_rows_kernel[(num_tiles, splits)](
-            out, _tiles(x, lanes, ring.tile_k), _tiles(weight, TILE_N, ring.tile_k),
+            out, _tiles(x, lanes, ring.tile_k), _tiles(weight, ring.tile_n, ring.tile_k),
             weight if bias is None else bias, self._parts, self.arrivals, num_rows,
             OUT=out_size, SIZE=in_size, GATED=gated, HAS_BIAS=bias is not None, SPLITS=splits,
             SPLIT_SIZE=split_size, LANES=lanes, COLUMNS=ring.columns, TILE_K=ring.tile_k,
             STAGES=ring.num_stages, NEXT_FIRST=starts_next_first(weight.numel(), lanes),
-            num_warps=_WARPS, **half_norm, **chained(),
+            num_warps=ring.num_warps, **half_norm, **chained(),
         )  # fmt: skip
         return out
 

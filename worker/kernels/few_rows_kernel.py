@@ -20,9 +20,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from lockstep.worker.kernels.chain import follow
-from lockstep.worker.kernels.linear_tiles import TILE_N
+from lockstep.worker.kernels.linear_tiles import WARP_N
 
-_TILE: gl.constexpr = gl.constexpr(TILE_N)
+
+@gluon.constexpr_function
+def _features(num_warps: int) -> int:
+    """Output features of a tile."""
+    return WARP_N * num_warps
 
 
 @gluon.constexpr_function
@@ -34,8 +38,8 @@ def _units(lanes: int, num_warps: int) -> gl.NVMMADistributedLayout:
 @gluon.constexpr_function
 def _flat(lanes: int, num_warps: int) -> gl.BlockedLayout:
     """[features, lanes], neighbouring features in one thread: they are neighbours in memory."""
-    width = min(8, TILE_N * lanes // (32 * num_warps))
-    threads = TILE_N // width
+    width = min(8, WARP_N * lanes // 32)
+    threads = WARP_N * num_warps // width
     return gl.BlockedLayout([width, 1], [threads, 32 // threads], [1, num_warps], [0, 1])
 
 
@@ -90,8 +94,9 @@ def _multiply(
     The first tiles are on their way to the ring's slots.
     """
     UNITS: gl.constexpr = _units(LANES, gl.num_warps())
-    acc = gl.zeros([_TILE, LANES], gl.float32, UNITS)
-    up_acc = gl.zeros([_TILE, LANES], gl.float32, UNITS)
+    TILE_N: gl.constexpr = _features(gl.num_warps())
+    acc = gl.zeros([TILE_N, LANES], gl.float32, UNITS)
+    up_acc = gl.zeros([TILE_N, LANES], gl.float32, UNITS)
     for i in range(num_tiles):
         slot = i % STAGES
         mbarrier.wait(bars.index(slot), i // STAGES & 1)
@@ -158,14 +163,15 @@ def few_rows_kernel(
 ):  # fmt: skip
     FLAT: gl.constexpr = _flat(LANES, gl.num_warps())
     WEIGHTS: gl.constexpr = 2 if GATED else 1
-    STAGE_BYTES: gl.constexpr = (WEIGHTS * _TILE + LANES) * TILE_K * 2
+    TILE_N: gl.constexpr = _features(gl.num_warps())
+    STAGE_BYTES: gl.constexpr = (WEIGHTS * TILE_N + LANES) * TILE_K * 2
     tile, split = gl.program_id(0), gl.program_id(1)
     first, begin = tile * COLUMNS, split * SPLIT_SIZE
     num_tiles = gl.cdiv(gl.minimum(SPLIT_SIZE, SIZE - begin), TILE_K)
-    ring = gl.allocate_shared_memory(w_tiles.dtype, [STAGES, _TILE, TILE_K], w_tiles.layout)
+    ring = gl.allocate_shared_memory(w_tiles.dtype, [STAGES, TILE_N, TILE_K], w_tiles.layout)
     up_ring = ring
     if GATED:
-        up_ring = gl.allocate_shared_memory(w_tiles.dtype, [STAGES, _TILE, TILE_K], w_tiles.layout)
+        up_ring = gl.allocate_shared_memory(w_tiles.dtype, [STAGES, TILE_N, TILE_K], w_tiles.layout)
     x_ring = gl.allocate_shared_memory(x_tiles.dtype, [STAGES, LANES, TILE_K], x_tiles.layout)
     bars = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for s in gl.static_range(STAGES):
@@ -180,7 +186,7 @@ def few_rows_kernel(
     for s in gl.static_range(STAGES):
         _ask_rows(x_tiles, x_ring, bars, s, begin + s * TILE_K, s < num_tiles)
 
-    columns = first + gl.arange(0, _TILE, gl.SliceLayout(1, FLAT))
+    columns = first + gl.arange(0, TILE_N, gl.SliceLayout(1, FLAT))
     lanes = gl.arange(0, LANES, gl.SliceLayout(0, FLAT))
     mine = columns < gl.minimum(first + COLUMNS, OUT)
     live = mine[:, None] & (lanes < num_rows)[None, :]
@@ -197,8 +203,8 @@ def few_rows_kernel(
     )  # fmt: skip
     y, up = gl.convert_layout(y, FLAT), gl.convert_layout(up, FLAT)
     if SPLITS > 1:
-        PART: gl.constexpr = WEIGHTS * _TILE * LANES
-        inside = (columns - first)[:, None] + lanes[None, :] * _TILE
+        PART: gl.constexpr = WEIGHTS * TILE_N * LANES
+        inside = (columns - first)[:, None] + lanes[None, :] * TILE_N
         parts = part_ptr + tile.to(gl.int64) * (SPLITS * PART) + inside
         _leave_part(parts, split, y, up, GATED, PART)
         if gl.atomic_add(arrivals_ptr + tile, 1, sem="acq_rel") != SPLITS - 1:

@@ -13,9 +13,10 @@ WIDE_ROWS = 64  # rows up to which our kernels are faster where results are floa
 
 # Sums of squares that a program of 128 threads holds in registers beside its product.
 MAX_SQUARES = 8192
-TILE_N = 64  # output features that one instruction of the matrix units takes
-# Fewer output features of a program would be read by too many others too.
-LEAST_COLUMNS = 48
+WARP_N = 16  # output features of each warp of an instruction of the matrix units
+TILE_N = 64  # output features that one instruction takes
+# A program of so many rows takes two instructions, since two programs would read all rows twice.
+WIDE_LANES = 128
 
 MULTIPROCESSORS = 132
 # Shared memory of a program that has a multiprocessor to itself, without and with a gate, and of
@@ -49,7 +50,7 @@ class Tiles:
 class Ring:
     """What one program of few rows does.
 
-    It gives ``columns`` output features, at most ``TILE_N``, of which it always reads that many:
+    It gives ``columns`` output features, at most ``tile_n``, of which it always reads that many:
     fewer spread the work over all multiprocessors. Tiles of ``tile_k`` input features lie in
     ``num_stages`` slots.
     """
@@ -58,6 +59,11 @@ class Ring:
     tile_k: int
     num_stages: int
     splits: int = 1
+    tile_n: int = TILE_N
+
+    @property
+    def num_warps(self) -> int:
+        return self.tile_n // WARP_N
 
 
 def most_rows(num_elements: int, *, gated: bool) -> int:
@@ -97,6 +103,8 @@ def few_rows_ring(out_size: int, in_size: int, lanes: int, *, gated: bool) -> Ri
     Args:
         out_size: output features; of a gated product, half the rows of its weight.
     """
+    if gated and lanes == WIDE_LANES and _share(out_size):
+        return _wide_ring(out_size, in_size)
     columns, shared = _columns(out_size), _share(out_size)
     num_bytes = SHARED_BYTES if shared else ALONE_BYTES[gated]
     if not gated and lanes >= 32 and out_size * in_size < SMALL_ELEMENTS:
@@ -106,6 +114,15 @@ def few_rows_ring(out_size: int, in_size: int, lanes: int, *, gated: bool) -> Ri
     most = num_bytes // (2 * (TILE_N * (1 + gated) + lanes))  # input features
     tile_k = _tile_k(most, part_size)
     return Ring(columns, tile_k, min(most // tile_k, -(-part_size // tile_k)), splits)
+
+
+def _wide_ring(out_size: int, in_size: int) -> Ring:
+    """Of a gated product of many rows: a program alone on its multiprocessor."""
+    tile_n = 2 * TILE_N
+    per_sm = -(-out_size // (tile_n * MULTIPROCESSORS))
+    most = ALONE_BYTES[True] // (2 * (2 * tile_n + WIDE_LANES))
+    num_stages = min(most // 64, -(-in_size // 64))
+    return Ring(_even_columns(out_size, per_sm, tile_n), 64, num_stages, tile_n=tile_n)
 
 
 def _tile_k(most: int, part_size: int) -> int:
@@ -121,9 +138,16 @@ def _share(out_size: int) -> bool:
 
 
 def _columns(out_size: int) -> int:
-    """So many that all multiprocessors have as much work, if that is near a tile."""
-    even = -(-out_size // (8 * MULTIPROCESSORS * (1 + _share(out_size)))) * 8
-    return even if LEAST_COLUMNS <= even <= TILE_N else TILE_N
+    return _even_columns(out_size, 1 + _share(out_size), TILE_N)
+
+
+def _even_columns(out_size: int, per_sm: int, tile_n: int) -> int:
+    """So many that all multiprocessors have as much work, if that is near a tile.
+
+    Fewer output features of a program would be read by too many others too.
+    """
+    even = -(-out_size // (8 * MULTIPROCESSORS * per_sm)) * 8
+    return even if 3 * tile_n <= 4 * even <= 4 * tile_n else tile_n
 
 
 def _splits(num_tiles: int, in_size: int) -> int:
