@@ -12,7 +12,7 @@ from lockstep.worker.graphs.mode import RunMode
 
 pytestmark = pytest.mark.gpu
 LANES, STEPS, AT_ONCE = 4, 30, 3
-_OTHERS = ("Memcpy", "Memset", "cublas", "gemv", "gemm", "cutlass")
+_OTHERS = ("memcpy", "memset", "cublas", "gemv", "gemm", "cutlass")
 
 
 def rig_with(step_timestamps: int) -> GpuRig:
@@ -32,13 +32,16 @@ def decode_ahead(rig: GpuRig) -> None:
 
 
 def kernels_of_a_step(rig: GpuRig) -> Counter[str]:
-    """By name, but for cuBLAS, which makes one or two of a product as its operands are aligned."""
+    """By name, but for copies, which may be the driver's, and cuBLAS.
+
+    It makes one or two of a product as its operands are aligned.
+    """
     activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities, acc_events=True) as profile:
         rig.decode(RunMode.FULL, LANES)
         torch.cuda.synchronize()
     names = (event.name for event in profile.events() if event.device_type.name == "CUDA")
-    return Counter(name for name in names if not any(other in name for other in _OTHERS))
+    return Counter(name for name in names if not any(other in name.lower() for other in _OTHERS))
 
 
 def test_steps_do_not_overlap_and_follow_each_other_within_a_millisecond() -> None:
@@ -67,5 +70,5 @@ def test_a_step_has_two_kernels_more_only_when_asked() -> None:
         rig.decode(RunMode.FULL, LANES)
         found[asked] = kernels_of_a_step(rig)
         rig.close()
-    assert (found[0]["_stamp_kernel"], found[64]["_stamp_kernel"]) == (0, 2)
-    assert found[64].total() == found[0].total() + 2
+    more, fewer = found[64] - found[0], found[0] - found[64]
+    assert (dict(more), dict(fewer)) == ({"_stamp_kernel": 2}, {})
