@@ -154,6 +154,17 @@ def _load_new(
 
 
 @gluon.jit
+def _store_new(cache, slot, new_k, new_v, BLOCKS: gl.constexpr, HEAD_DIM: gl.constexpr):
+    """k and v [1, dims] to the cache."""
+    LAYOUT: gl.constexpr = _heads(gl.num_warps(), HEAD_DIM)
+    one = gl.arange(0, 1, gl.SliceLayout(1, LAYOUT))[:, None]
+    dims = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, LAYOUT))[None, :]
+    place = (slot // BLOCKS[0]) * BLOCKS[1] + (slot % BLOCKS[0]) * BLOCKS[2]
+    gl.store(cache[1] + place * HEAD_DIM + one + dims, new_k)
+    gl.store(cache[2] + place * HEAD_DIM + one + dims, new_v)
+
+
+@gluon.jit
 def _for_each_warp(q, HEADS: gl.constexpr, HEAD_DIM: gl.constexpr):
     """q [heads, dims] as the matrix units take it: [warps, dims, heads]."""
     RIGHT: gl.constexpr = gl.DotOperandLayout(1, _units(gl.num_warps()), 2)
@@ -235,6 +246,14 @@ def _leave_parts(
     gl.store(parts[0] + place, part[0], mask=used)
     gl.store(parts[1] + place, part[1], mask=used)
     gl.store(parts[2] + place[:, None, :] * HEAD_DIM + dims, part[2], mask=used[:, None, :])
+
+
+@gluon.jit
+def _arrives_last(counter, programs):
+    """Whether all others have left their parts, too."""
+    # All threads' parts come before the one thread's release that follows.
+    tl.debug_barrier()
+    return gl.atomic_add(counter, 1, sem="acq_rel") == programs - 1
 
 
 @gluon.jit
@@ -365,10 +384,7 @@ def warp_attention_kernel(
     heads = gl.arange(0, HEADS, gl.SliceLayout(1, LAYOUT))[:, None]
     dims = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, LAYOUT))[None, :]
     if program == 0:
-        place = (slot // BLOCKS[0]) * BLOCKS[1] + (slot % BLOCKS[0]) * BLOCKS[2]
-        at = place * HEAD_DIM + gl.arange(0, 1, gl.SliceLayout(1, LAYOUT))[:, None] + dims
-        gl.store(k_cache_ptr + at, new_k)
-        gl.store(v_cache_ptr + at, new_v)
+        _store_new(cache, slot, new_k, new_v, BLOCKS, HEAD_DIM)
     new_score = gl.sum(q.to(gl.float32) * new_k.to(gl.float32), 1) * scale_log2
     first_head = (row * NUM_KV_HEADS + kv_head) * GROUP
     parts = (part_max_ptr, part_sum_ptr, part_acc_ptr)
@@ -377,10 +393,8 @@ def warp_attention_kernel(
         num_chunks, num_tiles, first_head, scale_log2, BLOCKS, GROUP, HEADS, HEAD_DIM, KEY_SLOTS,
     )  # fmt: skip
     if programs > 1:
-        # All threads' partial results come before the one thread's release below.
-        tl.debug_barrier()
         counter = arrivals_ptr + row * NUM_KV_HEADS + kv_head
-        if gl.atomic_add(counter, 1, sem="acq_rel") != programs - 1:
+        if not _arrives_last(counter, programs):
             return
         gl.store(counter, 0)
         result = (highest, total, acc)
