@@ -29,7 +29,14 @@ SHAPES = [  # num_heads, num_kv_heads, head_dim, block_size
     (32, 8, 128, 16), (16, 8, 128, 16), (16, 4, 128, 32), (4, 4, 128, 8), (9, 3, 64, 16),
     (14, 2, 64, 64), (7, 1, 128, 4), (16, 1, 128, 128), (32, 2, 64, 16),
 ]  # fmt: skip
-SHARES = [Share(1, 1, 1), Share(1, 2, 2), Share(1, 4, 1), Share(2, 8, 1), Share(16, 8, 1)]
+SHARES = [
+    Share(1, 1, 1),
+    Share(1, 2, 2),
+    Share(1, 4, 2),
+    Share(1, 4, 1),
+    Share(2, 8, 1),
+    Share(16, 8, 1),
+]
 TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 

@@ -60,7 +60,7 @@ def test_a_few_rows_of_long_contexts_fill_the_device() -> None:
 @pytest.mark.parametrize(
     "pairs, share",
     [
-        (8, Share(16, 8, 1)), (64, Share(2, 8, 1)), (128, Share(1, 8, 1)), (256, Share(1, 4, 1)),
+        (8, Share(16, 8, 1)), (64, Share(2, 8, 1)), (128, Share(1, 8, 1)), (256, Share(1, 4, 2)),
         (512, Share(1, 2, 2)), (1024, Share(1, 1, 1)), (4096, Share(1, 1, 1)),
     ],
 )  # fmt: skip

@@ -283,11 +283,15 @@ def _merge_parts(
 def _ask_first(
     room, cache, share, span, BLOCKS: gl.constexpr, HEAD_DIM: gl.constexpr, KEY_SLOTS: gl.constexpr
 ):  # fmt: skip
-    """Fill all slots, in two groups for each slot of keys, as ``_attend`` does later on."""
+    """Fill the slots of keys, of one each that of values too: two tiles are enough at first.
+
+    There are two groups for each slot of keys, as in ``_attend`` later on.
+    """
     keys, values, _ = room
     table_ptr, k_cache_ptr, v_cache_ptr = cache
     places = _places_of(0, share, span, table_ptr, BLOCKS)
-    _ask(values, v_cache_ptr, places, HEAD_DIM)
+    if KEY_SLOTS == 1:
+        _ask(values, v_cache_ptr, places, HEAD_DIM)
     for slot in gl.static_range(KEY_SLOTS):
         async_copy.commit_group()
         _ask(keys.index(slot), k_cache_ptr, places, HEAD_DIM)
@@ -303,7 +307,7 @@ def _attend(
 ):  # fmt: skip
     """What ``_merge_warps`` gives, or of one of several programs no keys; they leave parts.
 
-    The slots are filled or being filled.
+    ``_ask_first`` has been called.
     """
     UNITS: gl.constexpr = _units(gl.num_warps())
     LEFT: gl.constexpr = gl.DotOperandLayout(0, UNITS, 2)
@@ -314,11 +318,12 @@ def _attend(
     result = _no_keys(HEADS, HEAD_DIM)
     part = _no_keys_of_warps(HEADS, HEAD_DIM)
     # Block ids are asked for a tile ahead.
-    v_places = _places_of(1, share, span, table_ptr, BLOCKS)
+    ASKED: gl.constexpr = KEY_SLOTS == 1  # tiles of values
+    v_places = _places_of(ASKED, share, span, table_ptr, BLOCKS)
     k_places = _places_of(KEY_SLOTS, share, span, table_ptr, BLOCKS)
     for tile in range(num_tiles):
         async_copy.wait_group(2 * KEY_SLOTS - 2)
-        if tile > 0:
+        if tile >= ASKED:
             _ask(values, v_cache_ptr, v_places, HEAD_DIM)
             v_places = _places_of(tile + 1, share, span, table_ptr, BLOCKS)
         async_copy.commit_group()

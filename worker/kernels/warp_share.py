@@ -33,8 +33,8 @@ def share_of(num_pairs: int, num_multiprocessors: int) -> Share:
     per_sm = -(-num_pairs // num_multiprocessors)
     num_warps = max(1, _MOST_WARPS >> (per_sm - 1).bit_length())
     spare = max(1, num_multiprocessors // num_pairs)
-    # With two warps the keys of a tile come too late if they wait for those before.
-    return Share(1 << spare.bit_length() - 1, num_warps, 2 if num_warps == 2 else 1)
+    # Eight warps have their whole chunks on the way with one, and one has seven programs beside it.
+    return Share(1 << spare.bit_length() - 1, num_warps, 2 if num_warps in (2, 4) else 1)
 
 
 def most_split_rows(max_rows: int, num_kv_heads: int, num_multiprocessors: int) -> int:
