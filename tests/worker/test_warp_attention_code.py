@@ -101,6 +101,6 @@ def test_copies_are_seen_by_all_threads(code: Code) -> None:
 
 
 def test_all_partial_results_are_stored_before_a_program_arrives(code: Code) -> None:
-    before = code.order[: code.order.index("arrive")]
-    assert "store" in before
-    assert "meet" in before[-before[::-1].index("store") :]
+    arrival = code.order.index("arrive")
+    assert "store" in code.order[:arrival]
+    assert code.order[arrival - 1] == "meet"
