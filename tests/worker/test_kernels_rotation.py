@@ -106,6 +106,24 @@ def test_a_batch_beside_a_prompt_must_come_rotated() -> None:
         attend(case, a_rotation(case, norm=False))
 
 
+def test_only_rotating_rows_in_decode_form_go_by_warps() -> None:
+    calls: list[int] = []
+    mixed, rows = make_case([1, 3], [9, 3], device=DEVICE.type), a_case((2, 1, 16), [9, 3])
+    for case in (mixed, rows):
+        backend = TritonAttention(case.sizes())
+        backend._by_warps = lambda q, *_, **__: calls.append(len(q))
+        run = partial(
+            backend.forward, case.q, case.k, case.v, case.cache.layer(0), case.metadata,
+            scale=0.3, window=None, rotation=a_rotation(case, norm=False), out=case.q.clone(),
+        )  # fmt: skip
+        if case is mixed:
+            with pytest.raises(ValueError, match="rotation needs one token a row"):
+                run()
+        else:
+            run()
+    assert calls == [2]
+
+
 GPU_CASES = [
     *((shape, rows, torch.bfloat16) for shape in MODEL_SHAPES for rows in (8, 48, 200)),
     *((shape, 8, torch.bfloat16) for shape in [(14, 2, 64), (9, 3, 64), (8, 1, 80), (12, 12, 96)]),

@@ -49,13 +49,14 @@ class TritonAttention:
         rotation: Rotation | None = None,
         out: Tensor,
     ) -> None:
-        if rotation is not None and self._by_warps is not None:
+        is_decode = metadata.is_decode(q.shape[0])
+        if rotation is not None and self._by_warps is not None and is_decode:
             self._by_warps(
                 q, k, v, layer_kv, metadata,
                 scale=scale, window=window, rotation=rotation, out=out,
             )  # fmt: skip
             return
-        if not metadata.is_decode(q.shape[0]):
+        if not is_decode:
             store_kv(k, v, layer_kv, metadata.slots)
             prefill_attention(q, layer_kv, metadata, scale=scale, window=window, out=out)
         decode_attention(

@@ -68,7 +68,11 @@ class WarpAttention:
         rotation: Rotation,
         out: Tensor,
     ) -> None:
-        """As ``decode_attention`` of a batch in decode form, with its rotation."""
+        """As ``decode_attention`` of a batch in decode form, with its rotation.
+
+        Raises:
+            ValueError: more rows of several programs than the workspace holds.
+        """
         num_rows, num_heads, head_dim = q.shape
         num_kv_heads, k_cache = k.shape[1], layer_kv[0]
         q_weight, k_weight = rotation.weights or (q, k)
@@ -76,6 +80,9 @@ class WarpAttention:
         # A power of two: the worker's warm-up meets those, and no kernel may be compiled later.
         about = triton.next_power_of_2(num_rows)
         share = share_of(about * num_kv_heads, self._num_sms)
+        if share.num_programs > 1 and num_rows > len(self.arrivals):
+            limit = len(self.arrivals)
+            raise ValueError(f"num_rows must be at most {limit} (workspace), got {num_rows}")
         warp_attention_kernel[(share.num_programs, num_kv_heads, num_rows)](
             out, q, k, v, *layer_kv, metadata.slots, metadata.context_lens,
             metadata.block_table, *self._parts, self.arrivals,
